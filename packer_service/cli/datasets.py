@@ -50,8 +50,8 @@ def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int
 
 
 def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
-    from preshard.packer_service.report.comparison.console import print_comparison
-    from preshard.packer_service.report.comparison.sides import compare_locations
+    from preshard.packer_service.report.compare import compare_locations
+    from preshard.packer_service.report.console import print_comparison
 
     if dp_sizes:
         raise ConfigError("report: --dp has no effect beside --against; leave it out")

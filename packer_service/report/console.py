@@ -1,4 +1,4 @@
-"""The figures of ``report`` and ``plan`` as tables for a person."""
+"""The figures of ``report`` and ``plan``, and comparisons of them, as tables for a person."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from functools import partial
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from preshard.packer_service.report.compare import ComparedRow, Comparison, of_section
 from preshard.packer_service.report.figures import FLOOR, IMAGE_FIGURES, LAYOUT_FIGURES, Figure, shown
 from preshard.packer_service.report.plain import plain
 from preshard.packer_service.report.records import (
@@ -24,6 +26,12 @@ from preshard.packer_service.report.records import (
 
 SHOWN_CHARACTERS = 300
 """Longest message of a reject that is shown; rejects.parquet has all of it."""
+
+LONGEST = 60
+"""Characters of a value of the configuration that are shown."""
+
+MULTIPLE = 10
+"""Times as much from which a change is shown as a multiple."""
 
 TOP_REASONS, REASON_CHARACTERS = 3, 100
 """Reasons in the line of a job that rejected too many rows, and characters of each."""
@@ -224,3 +232,46 @@ def _value(figure: Figure, value: float | None) -> str:
 
 def _load(load: float) -> str:
     return f"{load:,.0f}" if load >= 100 else f"{round(load, 1):g}"
+
+
+def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+    """Prints the keys that differ, and the figures of both with their change."""
+    to = console or Console(width=None if Console().is_terminal else 120, highlight=False)
+    say = partial(to.print, soft_wrap=True, markup=False)
+    say(f"first: {plain(comparison.first)}")
+    say(f"second: {plain(comparison.second)}")
+    for each in comparison.configuration:
+        say(f"  {plain(each.key)}: {_short(each.first)} -> {_short(each.second)}")
+    table = Table("", "", "first", "second", "change", "")
+    for section, rows in of_section(comparison.rows).items():
+        known = [row for row in rows if (row.first, row.second) != (None, None)]
+        for number, row in enumerate(known):
+            cells = (
+                section if number == 0 else "",
+                plain(row.name),
+                *map(partial(_compared, row), (row.first, row.second)),
+            )
+            table.add_row(*map(Text, cells), _change(row), row.verdict or "", end_section=number == len(known) - 1)
+    to.print(table)
+
+
+def _short(value: object) -> str:
+    text = plain(str(value))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _compared(row: ComparedRow, value: float | None) -> str:
+    if value is None:
+        return ""
+    if row.unit == "share":
+        return f"{value:.2%}"
+    if row.unit == "ratio":
+        return f"{value:.3f}"
+    return f"{value:,.0f}"
+
+
+def _change(row: ComparedRow) -> str:
+    """In percent, and as a multiple where it is many times as much."""
+    if not row.change:
+        return ""
+    return f"x {row.change + 1:.3g}" if row.change >= MULTIPLE - 1 else f"{row.change:+.1%}"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from preshard.packer_service.report.comparison.compare import balance_entries
+from preshard.packer_service.report.compare import balance_entries
 from preshard.packer_service.report.console import print_balances
 from preshard.packer_service.report.figures import FIGURES, FLOOR, MEASURED
 from preshard.packer_service.report.measures import (

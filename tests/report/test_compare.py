@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from preshard.packer_service.report.comparison.compare import ComparedFigure, ComparedSide, compare
-from preshard.packer_service.report.comparison.console import print_comparison
+from preshard.packer_service.report.compare import ComparedFigure, ComparedSide, compare
+from preshard.packer_service.report.console import print_comparison
 from preshard.packer_service.report.mismatch import cost_contradiction
 from preshard.schemas.config import PackConfig
 from preshard.schemas.manifest import ModelEntry, TokenizerEntry

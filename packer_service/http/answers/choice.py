@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+
+from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.models.balance import Chosen
-from preshard.packer_service.http.problems import not_legal
+from preshard.packer_service.http.problems import not_found, not_legal
+from preshard.packer_service.tables.connect import connect
 from preshard.schemas.config import PackConfig
 
 T = TypeVar("T", int, str)
@@ -41,3 +47,28 @@ def check(name: str, asked: T | None, there: Sequence[T]) -> T | None:
 
 def _like(other: int | None, there: Sequence[int]) -> int:
     return other if other in there and other is not None else max(there)
+
+
+def ranked(values: np.ndarray, wanted: slice, *, descending: bool) -> Int64[np.ndarray, "some"]:
+    """Places of the values from ``wanted.start`` to ``wanted.stop`` of their order; equal ones by place, nan last."""
+    start, stop, _ = wanted.indices(len(values))
+    rows = pa.table({"value": pa.array(values, from_pandas=True), "place": np.arange(len(values))})
+    asked = (
+        f"SELECT place FROM rows ORDER BY value {'DESC' if descending else 'ASC'} NULLS LAST, place "
+        f"LIMIT {max(stop - start, 0)} OFFSET {start}"
+    )
+    with connect({"rows": rows}) as connection:
+        return np.array([place for (place,) in connection.execute(asked).fetchall()], np.int64)
+
+
+def packs_of_shard(dataset: Dataset, shard: str) -> range:
+    """The packs of a shard.
+
+    Raises:
+        ProblemError: 404 there is no such shard.
+    """
+    entry = dataset.shards.find(shard)
+    if entry is not None:
+        return range(entry.first_pack, entry.first_pack + entry.packs)
+    last = dataset.shards[len(dataset.shards) - 1].name if len(dataset.shards) else "none"
+    raise not_found("shard", f"There is no shard {shard!r:.100}; the last one is {last}.")

@@ -9,14 +9,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
-from preshard.packer_service.http.answers.histograms import MOST_BITS, doubling_counts, doubling_histogram, histogram
+from preshard.packer_service.http.answers.measures import all_balances
 from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
+from preshard.packer_service.http.models.common import Histogram
 from preshard.packer_service.http.models.datasets import Histograms, Overview, SourceTotals
+from preshard.packer_service.report.compare import ComparedSide, compared_side
+from preshard.packer_service.report.dataset import mixture_of
 from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
 from preshard.packer_service.report.fill import fill_of
 from preshard.packer_service.report.losses import count_by, losses_of
 from preshard.packer_service.report.records import Fill, PlanFill
+
+MOST_BITS = 64
+"""Binary digits of the largest number that a table holds."""
+
+BARS = 32
+"""Bars of a histogram: enough to show its shape, and few enough to be distinguishable on a phone."""
+
 
 DOCUMENTS = "documents.parquet"
 _SHELL_BYTES = 65_536
@@ -138,3 +148,54 @@ def _histograms(dataset: Dataset, sums: WrittenSums) -> Histograms:
         pack_images=histogram(packs("n_images"), "crops"),
         pack_documents=histogram(packs("n_documents"), "documents"),
     )
+
+
+def compared(dataset: Dataset) -> ComparedSide:
+    """The same figures as those of `preshard report --against`, from the dataset's tables."""
+    return dataset.kept(("compared",), lambda: _compared(dataset), size_of)
+
+
+def _compared(dataset: Dataset) -> ComparedSide:
+    config, counts, sums = dataset.config, dataset.manifest.counts, written_sums(dataset)
+    return compared_side(
+        dataset.name,
+        source_documents=counts.source_documents,
+        documents=counts.documents,
+        fill=written_fill(dataset),
+        losses=losses_of([reject_columns(dataset)], sums.lost_tokens),
+        shares=mixture_of(None, sums, config, counts.left_out).shares,
+        balances=all_balances(dataset),
+        lengths=sums.lengths,
+        configuration=dataset.manifest.config,
+    )
+
+
+def histogram(values: np.ndarray, unit: str) -> Histogram:
+    """Bars of equal width over the values' range; for whole numbers, at least one wide."""
+    if not len(values):
+        return Histogram(unit=unit, edges=[0, 1], counts=[0])
+    low, high = values.min(), values.max()
+    if np.issubdtype(values.dtype, np.integer):
+        width = max(-(-int(high - low + 1) // BARS), 1)
+        edges = np.arange(int(low), int(high) + width + 1, width)[: -(-int(high - low + 1) // width) + 1]
+    else:
+        edges = np.linspace(low, high if high > low else low + 1, BARS + 1)
+    counts, _ = np.histogram(values, edges)
+    return Histogram(unit=unit, edges=edges.tolist(), counts=counts.tolist())
+
+
+def doubling_counts(values: Int64[np.ndarray, "values"]) -> Int64[np.ndarray, "bits"]:
+    """How many values have each number of binary digits. Counts of parts add up."""
+    return np.bincount(np.frexp(values.astype(np.float64))[1], minlength=MOST_BITS)
+
+
+def doubling_histogram(counts: Int64[np.ndarray, "bits"], unit: str) -> Histogram:
+    """Bars that double in width: for lengths, some of which are a thousand times others.
+
+    Args:
+        counts: of :func:`doubling_counts`.
+        unit: what the values count.
+    """
+    top = int(np.flatnonzero(counts).max(initial=0))
+    edges = [0, *(1 << power for power in range(top + 1))]
+    return Histogram(unit=unit, edges=edges, counts=counts[: top + 1].tolist())

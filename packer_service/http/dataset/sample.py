@@ -14,9 +14,9 @@ from preshard.packer_service.http.problems import not_found
 from preshard.packer_service.layout.area import area_by_rank
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.schemas.codec import sample_key
-from preshard.schemas.errors import PackRowInvalid
+from preshard.schemas.errors import LayoutsInvalid, PackRowInvalid
 from preshard.schemas.header import decode_header
-from preshard.schemas.layout import TokenLayout
+from preshard.schemas.layout import TokenLayout, check_partition, layout_name
 from preshard.schemas.manifest import SHARDS, SampleHead
 from preshard.schemas.sequence import PackedSequence
 
@@ -132,3 +132,17 @@ def _read(dataset: Dataset, place: Place) -> ServedSample:
             layouts=header.layouts,
             index=MaskIndex.of(header.sequence.mask),
         )
+
+
+def stored_layout(dataset: Dataset, sample: ServedSample, layout: str, ring_degree: int) -> TokenLayout:
+    """A layout that the configuration promises for a sample.
+
+    Raises:
+        ProblemError: 409 the sample lacks it, or it is not a partition of the pack.
+    """
+    with dataset.reading():
+        found = sample.layouts.get(layout_name(layout, ring_degree))
+        if found is None:
+            raise LayoutsInvalid(sample.where, f"has no {layout_name(layout, ring_degree)}")
+        check_partition(found, dataset.config.seq_len)
+        return found

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from preshard.packer_service.http.answers.choice import check, choose
+from preshard.packer_service.http.answers.choice import check, choose, packs_of_shard
 from preshard.packer_service.http.answers.measures import image_balance, layout_balance, preferred, worst_packs
-from preshard.packer_service.http.answers.shards import packs_of_shard
 from preshard.packer_service.http.answers.worst import explain_packs
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.models.balance import Balance, Measure, ShardBalance

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from preshard.packer_service.http.answers.compared import compared
-from preshard.packer_service.http.answers.overview import overview
+from preshard.packer_service.http.answers.overview import compared, overview
 from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetPage
 from preshard.packer_service.http.parameters import Paged, ServedDataset
 from preshard.packer_service.http.service import DatasetRoute, service_of
-from preshard.packer_service.report.comparison.compare import ComparedSide
+from preshard.packer_service.report.compare import ComparedSide
 from preshard.packer_service.report.mismatch import warnings_of
 
 listed = APIRouter(prefix="/v1/datasets", tags=["datasets"])

@@ -12,10 +12,9 @@ from fastapi import APIRouter, Path, Query
 from jaxtyping import Int64
 
 from preshard.packer_service.http.answers.choice import choose
-from preshard.packer_service.http.answers.layouts import stored_layout
 from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
-from preshard.packer_service.http.dataset.sample import ServedSample, read_sample
+from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, stored_layout
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.models.documents import (
     DocumentPage,

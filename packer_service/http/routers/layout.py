@@ -10,9 +10,8 @@ from fastapi import APIRouter, Query
 from jaxtyping import Bool, Int64
 
 from preshard.packer_service.http.answers.choice import choose
-from preshard.packer_service.http.answers.layouts import stored_layout
 from preshard.packer_service.http.answers.measures import layout_figures
-from preshard.packer_service.http.dataset.sample import ServedSample, read_sample
+from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, stored_layout
 from preshard.packer_service.http.models.packs import CpRank, PackLayout, RingRank, RingStep
 from preshard.packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
 from preshard.packer_service.http.problems import not_legal

@@ -10,10 +10,8 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Int64
 
-from preshard.packer_service.http.answers.choice import choose
+from preshard.packer_service.http.answers.choice import choose, packs_of_shard, ranked
 from preshard.packer_service.http.answers.measures import asking, pack_measures
-from preshard.packer_service.http.answers.order import ranked
-from preshard.packer_service.http.answers.shards import packs_of_shard
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
 from preshard.packer_service.http.models.balance import Chosen

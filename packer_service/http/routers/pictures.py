@@ -9,8 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from jaxtyping import Int32
 
 from preshard.packer_service.http.answers.choice import choose
-from preshard.packer_service.http.answers.layouts import stored_layout
-from preshard.packer_service.http.dataset.sample import read_sample
+from preshard.packer_service.http.dataset.sample import read_sample, stored_layout
 from preshard.packer_service.http.models.packs import MaskPicture
 from preshard.packer_service.http.parameters import Layout, PackId, Ring, ServedDataset
 from preshard.packer_service.http.problems import not_found

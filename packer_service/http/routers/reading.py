@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float32, Int64
 from preshard.packer_service.http.dataset.detokenizer import Decode, find_decoder
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
+from preshard.packer_service.http.models.documents import CropToShow, DocumentToRead, UnitToShow
 from preshard.packer_service.http.models.packs import PackText, TokenSpan
-from preshard.packer_service.http.models.reading import CropToShow, DocumentToRead, UnitToShow
 from preshard.packer_service.http.parameters import PackId, ServedDataset
 from preshard.packer_service.http.problems import not_found, not_legal
 from preshard.packer_service.http.service import DatasetRoute

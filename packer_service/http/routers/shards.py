@@ -8,9 +8,8 @@ import numpy as np
 from fastapi import APIRouter, Query
 from jaxtyping import Float64, Int64
 
-from preshard.packer_service.http.answers.choice import choose
+from preshard.packer_service.http.answers.choice import choose, ranked
 from preshard.packer_service.http.answers.measures import shard_means, shard_spreads, worst_of_shards
-from preshard.packer_service.http.answers.order import ranked
 from preshard.packer_service.http.answers.worst import explain_packs
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.models.balance import Chosen, ShardPage, ShardRow, WorstPack

@@ -18,11 +18,10 @@ from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.mixture import check_mixture, take_mixture
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
+from preshard.packer_service.report.fill import PlanTotals, fill_of, mixture_figures, plan_totals
 from preshard.packer_service.report.losses import losses
 from preshard.packer_service.report.measures import SampledMeasures, all_balances
 from preshard.packer_service.report.planned.limits import fill_limit
-from preshard.packer_service.report.planned.mixture import mixture_figures
 from preshard.packer_service.report.records import FillLimit, Losses, Mixture, PlanReport
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.document_ids import canonical_order, hash_ids

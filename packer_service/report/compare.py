@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from preshard.packer_service.report.dataset import dataset_lengths, open_dataset, report_dataset
 from preshard.packer_service.report.document_sums import LengthCounts
 from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES, Better, Figure, shown
 from preshard.packer_service.report.records import (
@@ -16,9 +18,13 @@ from preshard.packer_service.report.records import (
     LayoutBalance,
     Losses,
     PlanFill,
+    PlanReport,
     SourceShare,
     mean_of,
 )
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.validation import first_violation
 
 LENGTHS = {5: "5% are at most", 50: "median", 95: "95% are at most", 100: "longest"}
 """Percentiles of documents' lengths, by what they are called."""
@@ -234,3 +240,52 @@ def of_section(rows: Sequence[ComparedRow]) -> dict[str, list[ComparedRow]]:
     for row in rows:
         found.setdefault(row.section, []).append(row)
     return found
+
+
+def compare_locations(first: str, second: str) -> Comparison:
+    """Two datasets or plans side by side.
+
+    Args:
+        first, second: a dataset's folder, or a file with the answer of ``preshard plan --json`` or ``report --json``.
+
+    Raises:
+        ConfigError: there is no such folder or file, or it is neither.
+        FormatError: a dataset is broken.
+    """
+    return compare(_side(first), _side(second))
+
+
+def _side(location: str) -> ComparedSide:
+    if location.endswith(".json") and Path(location).is_file():
+        return _of_report(location, _read_report(Path(location)))
+    _, manifest = open_dataset(location)
+    return _of_report(location, report_dataset(location), dataset_lengths(location), manifest.config)
+
+
+def _of_report(
+    name: str, report: PlanReport, lengths: LengthCounts | None = None, configuration: dict[str, object] | None = None
+) -> ComparedSide:
+    return compared_side(
+        without_secrets(name),
+        source_documents=report.source_documents,
+        documents=report.documents,
+        fill=report,
+        losses=report,
+        shares=report.shares,
+        balances=report,
+        lengths=lengths,
+        configuration=configuration,
+    )
+
+
+def _read_report(file: Path) -> PlanReport:
+    """
+    Raises:
+        ConfigError: the file holds no figures of ours.
+    """
+    try:
+        return PlanReport.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise ConfigError(
+            f"{file}: is no answer of `preshard plan --json` or `preshard report --json` ({first_violation(error)})"
+        ) from None
