@@ -77,7 +77,7 @@ def test_every_figure_is_in_the_views_that_show_figures(reader: Callable[..., An
         return {label for label in wanted if label not in headings}
 
     def labels(place: str, *, sorts: bool = False) -> set[str]:
-        return {each["label"].lower() for each in figures if place in each["where"] and (each["of_shard"] or not sorts)}
+        return {each["label"].lower() for each in figures if place in each["where"] and (each["worst"] or not sorts)}
 
     person.open("d/demo/balance")
     assert len(labels("page")) > 5

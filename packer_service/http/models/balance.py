@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, create_model
 
 from preshard.packer_service.http.models.common import Answer, PageOf
-from preshard.packer_service.report.figures import MEASURED, Better, Figure, Kind, Place
+from preshard.packer_service.report.figures import MEASURED
 from preshard.packer_service.report.records import ImageBalance, LayoutBalance, Spread
 
 if TYPE_CHECKING:
@@ -15,28 +15,6 @@ if TYPE_CHECKING:
 else:
     Measure = Literal[tuple(MEASURED)]
     """What packs and shards are compared by: imbalances of loads, critical paths over the tile floor, or KV traffic."""
-
-
-class FigureWords(Answer):
-    """What a figure of balance is called, what it means, and where answers have it."""
-
-    key: str = Field(description="Its name in answers.", examples=["gather_path"])
-    of: Literal["layout", "images"]
-    kind: Kind = Field(
-        description="What answers over packs say of it: `mean`; `spread` (mean, 95% and worst); `loads` (the same as "
-        "`imbalance`, with the mean load of each rank); `ranks` (that alone); `ratio` (of sums over packs)."
-    )
-    label: str = Field(description="What it is called; empty where it is in answers alone.")
-    explain: str = Field(description="What it means.")
-    unit: str = Field(description="`share` is a part of 1, `ratio` a multiple of the best possible.")
-    better: Better | None
-    where: list[Place]
-    of_shard: str | None = Field(description="Its name in lists of shards; null where packs are not sorted by it.")
-
-    @classmethod
-    def of_figure(cls, figure: Figure) -> FigureWords:
-        given = {name: getattr(figure, name) for name in cls.model_fields if name != "of_shard"}
-        return cls(**given, of_shard=(figure.of_shard or figure.key) if figure.worst else None)
 
 
 class Balance(Answer):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from preshard.packer_service.http.models.balance import FigureWords
 from preshard.packer_service.http.models.datasets import Health
-from preshard.packer_service.report.figures import FIGURES
+from preshard.packer_service.report.figures import FIGURES, Figure
 from preshard.schemas.version import VERSION
 
 router = APIRouter(tags=["service"])
@@ -31,6 +30,6 @@ def metrics(request: Request) -> Response:
 
 
 @router.get("/v1/figures", summary="Every figure of balance: its name in answers, and what it means")
-def figures() -> list[FigureWords]:
+def figures() -> tuple[Figure, ...]:
     """The same for all datasets, in the order in which answers have them."""
-    return [FigureWords.of_figure(figure) for figure in FIGURES]
+    return FIGURES

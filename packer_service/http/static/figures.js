@@ -8,7 +8,9 @@ export const figures = () => get(["figures"]);
 /** Those of layouts or of images that a place shows. */
 export const shownIn = (all, place, of) => all.filter((figure) => figure.of === of && figure.where.includes(place));
 /** Those of both that packs and shards are sorted by. */
-export const sortable = (all) => all.filter(({ of_shard: name, where }) => name && where.includes("page"));
+export const sortable = (all) => all.filter(({ worst, where }) => worst && where.includes("page"));
+/** Its name in lists of shards. */
+export const ofShard = ({ key, of_shard: other }) => other || key;
 
 export const heading = ({ label }) => capital(label);
 /** What the columns of a table mean. */

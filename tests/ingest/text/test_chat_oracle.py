@@ -14,7 +14,7 @@ from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.source.rows import parse_document
 from preshard.schemas.sequence import IGNORE_INDEX
 
-CONVERSATIONS = 60
+CONVERSATIONS = 80
 
 
 def as_template_takes(style: Style, row: Row) -> list[Row]:
@@ -73,4 +73,4 @@ def test_conversations_are_what_transformers_makes_of_them(style: Style, tmp_pat
         np.testing.assert_array_equal(rendered.labels[:-1] != IGNORE_INDEX, loss[1:])
         np.testing.assert_array_equal(rendered.labels[:-1][loss[1:]], rendered.tokens[1:][loss[1:]])
         n_unweighted += any(turn.get("weight") == 0 for turn in row["messages"])
-    assert n_unweighted > CONVERSATIONS // 20
+    assert n_unweighted > CONVERSATIONS // 40

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { figures, heading, legend, shown, sortable } from "../figures.js";
+import { figures, heading, legend, ofShard, shown, sortable } from "../figures.js";
 import { bytes, integer, percent } from "../format.js";
 import { href } from "../router.js";
 import { table } from "../table.js";
@@ -50,8 +50,8 @@ export async function shards(detail, params) {
     { label: "Size", number: true, value: (shard) => bytes(shard.bytes) },
     { label: "Fill", number: true, value: (shard) => percent(shard.fill) },
     { label: "Crops", number: true, value: (shard) => integer(shard.images) },
-    { label: `${heading(measure)}, mean`, number: true, value: (shard) => shown(measure, shard[measure.of_shard].mean) },
-    { label: "Worst pack", number: true, value: (shard) => shown(measure, shard[measure.of_shard].max) },
+    { label: `${heading(measure)}, mean`, number: true, value: (shard) => shown(measure, shard[ofShard(measure)].mean) },
+    { label: "Worst pack", number: true, value: (shard) => shown(measure, shard[ofShard(measure)].max) },
     {
       label: "Why",
       className: "long",

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
-import { integer, plural, seconds, times } from "../format.js";
+import { integer, seconds, times } from "../format.js";
 import { colour } from "../palette.js";
 import { go, withParams } from "../router.js";
 import { card, field } from "../section.js";
