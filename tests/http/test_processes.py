@@ -23,11 +23,9 @@ from tests.support.hostile_datasets import write_hostile
 from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served
 
 KINDS = (
-    "window-of-a-trillion", "packs-per-shard-one", "cost-nan", "counts-of-all", "manifest-endless", "manifest-deep",
-    "manifest-a-pipe", "manifest-a-device", "table-a-pipe", "shards-a-circle", "run-endless", "folders-deep",
-    "name-no-text", "job-endless", "samples-of-noise", "parquet-footer-of-gigabytes", "loads-wild",
-    "packs-of-documents-wild", "bomb-of-documents", "documents-of-billions", "packs-of-billions",
-    "sample-inflates-to-gigabytes", "sample-claims-terabytes",
+    "window-of-a-trillion", "cost-nan", "manifest-endless", "manifest-a-pipe", "table-a-pipe", "shards-a-circle",
+    "run-endless", "folders-deep", "name-no-text", "samples-of-noise", "parquet-footer-of-gigabytes", "loads-wild",
+    "bomb-of-documents", "packs-of-billions", "sample-inflates-to-gigabytes", "sample-claims-terabytes",
 )  # fmt: skip
 """One of each sort; `tests/benchmarks/hostile_service.py` has them all."""
 

@@ -54,7 +54,7 @@ def test_the_wheel_has_one_name(wheel: Path) -> None:
     assert {f"preshard/{name}" for name in ours} <= set(names)
 
 
-@pytest.mark.parametrize("name", ["trainer", "schemas", "packer_service", "data"])
+@pytest.mark.parametrize("name", ["trainer", "data"])
 def test_what_stands_in_the_way_ends_who_imports_it(crowded: Environment, name: str) -> None:
     """Fails when the tests below show nothing, since the user's files are not found first."""
     assert crowded("-c", f"import {name}").stderr == f"a {name}.py of the user was imported\n"

@@ -13,7 +13,7 @@ from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
 
-@settings(max_examples=40)  # of four degrees
+@settings(max_examples=25)  # of four degrees
 @given(data=st.data(), tile=st.sampled_from([1, 2, 3, 4, 7, 16, 200]))
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 def test_tiles_between_slices(slicings, brute_tiles, degree, data, tile):

@@ -32,7 +32,7 @@ def test_areas_of_a_window(slicings, data, degree, window):
     assert area_by_rank(index, runs, degree).tolist() == expected
 
 
-@settings(max_examples=60)  # of four degrees
+@settings(max_examples=25)  # of four degrees
 @given(data=st.data(), tile=st.sampled_from([1, 2, 3, 4, 7, 16]), window=WINDOWS)
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 def test_tiles_of_a_window(slicings, brute_tiles, degree, data, tile, window):

@@ -19,7 +19,7 @@ def packs_of(sizes: list[tuple[int, int]], max_images: int | None = MAX_IMAGES) 
     return pack_documents(tokens, images, seq_len=SEQ_LEN, max_images=max_images)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(sizes=DOCUMENTS, max_images=st.sampled_from([MAX_IMAGES, 100, None]))
 def test_each_document_has_a_pack_and_no_budget_is_exceeded(
     sizes: list[tuple[int, int]], max_images: int | None
@@ -33,7 +33,7 @@ def test_each_document_has_a_pack_and_no_budget_is_exceeded(
     assert max_images is None or np.bincount(packs, images, minlength=1).max() <= max_images
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     sizes=st.lists(st.tuples(st.integers(0, SEQ_LEN), st.integers(0, MAX_IMAGES), st.integers(0, 700)), max_size=60),
     max_images=st.sampled_from([MAX_IMAGES, 100, None]),
@@ -79,7 +79,7 @@ def test_the_order_of_the_table_only_renames_documents(sizes: list[tuple[int, in
         assert mine == [pack for pack, given in zip(theirs, shuffled, strict=True) if given == size]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(sizes=DOCUMENTS)
 def test_never_more_packs_than_plain_best_fit_decreasing(sizes: list[tuple[int, int]], plain_best_fit) -> None:
     """Fails when guided fit replaces a better plain packing."""

@@ -604,7 +604,7 @@ WITHOUT_EFFECT = ("detail", "matched_sim", "path", "source")
 """Fields that change nothing: how dear an image is to OpenAI, a score, the name of bytes, where turns are from."""
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(ROWS)), value=ANY)
 def test_any_value_in_any_place_is_in_the_document_or_in_a_reject(data: st.DataObject, name: str, value: Any) -> None:
     """Fails when some value raises an unforeseen error, or changes a row and not its document."""

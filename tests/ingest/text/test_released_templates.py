@@ -16,7 +16,15 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     return Judge(tmp_path_factory.mktemp("released"))
 
 
-@pytest.mark.parametrize("name", pairs())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.slow] * (number % 3 > 0 and name not in DROPS_REASONING | OPENS_REASONING)
+        )
+        for number, name in enumerate(pairs())
+    ],
+)
 def test_released_templates_are_packed_as_their_models_are_trained(judge: Judge, name: str) -> None:
     """Fails when a template cannot be packed, or other tokens carry loss than those that ``trl`` marks."""
     found = judge.compare(name, OF_EACH)

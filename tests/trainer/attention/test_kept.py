@@ -110,6 +110,7 @@ def test_kept_attention_is_computed_once(
         assert again[1:] == (forward, forward + backward)
 
 
+@pytest.mark.slow  # the kernel that is not compiled is above
 def test_a_compiled_kernel_runs_once_and_no_key_is_kept(
     make_mask: Any, make_layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,26 +69,33 @@ CASES = {
     "resumed": Case(
         title=TRAINER, changes=(SAVED, ("train()", 'train("my/run/checkpoint-2")')), first=2, run="trainer"
     ),
-    "images": Case(title=TRAINER, family="qwen3_vl"),
+    "images": Case(title=TRAINER, family="qwen3_vl", ranks=(2,)),
     "two packs a step": Case(title=TRAINER, packs_of_step=2),
-    "recomputed": Case(title=TRAINER, changes=(("activation_checkpointing=False", "activation_checkpointing=True"),)),
+    "recomputed": Case(
+        title=TRAINER, changes=(("activation_checkpointing=False", "activation_checkpointing=True"),), ranks=(2,)
+    ),
     "bfloat16": Case(
         title=TRAINER,
         changes=(("bf16=False", "bf16=True"), ("torch.float64", "torch.float32")),
         family="qwen3_vl",
+        ranks=(2,),
         loss=BFLOAT16,
         parameters=2 * STEPS * LR,
     ),
     "sft": Case(
-        title=SFT, changes=(("PackTrainer(model", "trainer = PackTrainer(model"), (").train", ")\ntrainer.train"))
+        title=SFT,
+        changes=(("PackTrainer(model", "trainer = PackTrainer(model"), (").train", ")\ntrainer.train")),
+        ranks=(2,),
     ),
     "lora": Case(
         title="LoRA",
         changes=(("model = get_peft", "torch.manual_seed(0)\nmodel = get_peft"), ('"v_proj"]', '"v_proj"], **RANDOM')),
         adapters=True,
+        ranks=(2,),
     ),
     "accelerate": Case(
         title="accelerate",
+        ranks=(2,),
         changes=(
             ("Accelerator()", "Accelerator(cpu=True)"),
             ("ranks =", "losses = []\nranks ="),

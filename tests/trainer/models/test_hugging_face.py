@@ -53,7 +53,16 @@ def _loaded(folder: str) -> Any:
     return load_model(folder, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("family", "kind", "layout", "degrees", "saving"), CASES)
+SELDOM = {"qwen3", "molmo2-ring", "qwen3_5", "glm4v_moe", "gemma4-experts", "mistral3", "qwen3_vl-gather"}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "layout", "degrees", "saving"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * bool({case[0], f"{case[0]}-{case[1]}"} & SELDOM))
+        for case in CASES
+    ],
+)
 def test_packs_on_several_ranks_give_what_documents_alone_give(
     gloo_pool: Any, made: Callable[[str], Made], family: str, kind: str, layout: str, degrees: Any, saving: Any
 ) -> None:

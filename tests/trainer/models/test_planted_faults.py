@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.process  # packing decodes media in a process of its own
+pytestmark = [pytest.mark.process, pytest.mark.slow]  # packing decodes media in a process of its own
 
 ALL = ("position axis swapped", "features of two units exchanged", "a rank's units encoded twice")
 FAULTS = {"qwen3_vl": (*ALL, "deep features one layer late"), "molmo2": ("a mark left out of its group",)}

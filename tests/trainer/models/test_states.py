@@ -94,7 +94,9 @@ def models(model_type: str, folder: Path) -> tuple[Any, Any]:
     return ours, alone.train()
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (number > 0)) for number, name in enumerate(MODELS)]
+)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return models(request.param, tmp_path_factory.getbasetemp() / request.param)
 

@@ -113,7 +113,14 @@ def on_meta(folder_of: Folders) -> Callable[[str], PackedModel]:
     return make
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl", "molmo2", "mistral3"])
+SELDOM = {"qwen2_5_vl", "mistral3"}
+
+
+def _often(*families: str) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM)) for name in families]
+
+
+@pytest.mark.parametrize("family", _often("qwen3_vl", "qwen2_5_vl", "internvl", "molmo2", "mistral3"))
 def test_nothing_of_images_makes_the_host_wait(
     folder_of: Folders, on_meta: Callable[[str], PackedModel], family: str
 ) -> None:
@@ -186,7 +193,9 @@ def some_attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: Any = None, *
     return (out, AuxOutput(lse=out.float().sum(-1))) if return_aux is not None else out
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl", "qwen2_5_vl", "internvl", "molmo2", "mistral3", "gemma3"])
+@pytest.mark.parametrize(
+    "family", _often("qwen3", "qwen3_vl", "qwen2_5_vl", "internvl", "molmo2", "mistral3", "gemma3")
+)
 def test_no_copy_to_the_device_waits(
     folder_of: Folders, on_meta: Callable[[str], PackedModel], copies: Copies, family: str
 ) -> None:

@@ -49,6 +49,7 @@ def differences(gloo_pool: Any, lessons: Path) -> dict[str, float]:
     return {str(case.plant): value for case, value in grid.compare(cases, found).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_of_one_rank_is_found(differences: dict[str, float], mistake: str) -> None:
     """Fails when the exactness test would pass although a rank shifts its labels again, changes its loss weights, uses

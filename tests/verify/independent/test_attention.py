@@ -36,7 +36,7 @@ def tiles_of(allowed: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("most_pieces", [1, attention.MOST_PIECES])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(case=cases(), window=st.sampled_from([None, None, 1, 7, 60, 200]))
 def test_loads_are_those_of_the_whole_matrix(
     case: tuple[MaskArrays, np.ndarray, int], window: int | None, most_pieces: int
