@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 RATED = ("crops", "bytes")
 """Amounts whose speed is shown; the others are only counted."""
 
-TERMINAL_SECONDS = 0.2
-"""Time between two changes of a terminal's moving line."""
+LOG_SECONDS, TERMINAL_SECONDS = 5.0, 0.2
+"""Time between two lines of a phase in a log, and between two changes of a terminal's moving line."""
+
 LEAST_SECONDS = 0.1
 """Shorter phases have no speed worth showing."""
 
@@ -51,16 +52,10 @@ class _Phase:
 
 
 class ConsoleProgress:
-    """Shows on standard error what is being done: a line every few seconds in a log, one moving line on a terminal.
+    """Shows on standard error what is being done: a line every few seconds in a log, one moving line on a terminal."""
 
-    Args:
-        every_seconds: time between two lines of a phase in a log.
-        terminal: whether to move one line; by default, whether standard error is a terminal.
-    """
-
-    def __init__(self, every_seconds: float = 5.0, terminal: bool | None = None) -> None:
-        self.every = every_seconds
-        self.terminal = sys.stderr.isatty() if terminal is None else terminal
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
         self.started = time.monotonic()
         self.phases: dict[str, _Phase] = {}
         self.moving: Status | None = None
@@ -75,7 +70,7 @@ class ConsoleProgress:
     def step(self, what: str, done: int, total: int, amounts: Mapping[str, int] | None = None) -> None:
         now = time.monotonic()
         phase = self.phases.setdefault(what, _Phase(began=now, done_before=done, shown=float("-inf")))
-        if done < total and now - phase.shown < (TERMINAL_SECONDS if self.terminal else self.every):
+        if done < total and now - phase.shown < (TERMINAL_SECONDS if self.terminal else LOG_SECONDS):
             return
         phase.shown = now
         line = progress_line(what, done, total, amounts or {}, now - phase.began, done - phase.done_before)

@@ -206,13 +206,12 @@ ANSWER_SECONDS = 30.0
 try for a quarter of an hour, or for ever."""
 
 
-def require_answer(what: str, location: str, seconds: float = ANSWER_SECONDS) -> None:
+def require_answer(what: str, location: str) -> None:
     """Asks a store whether a location exists, whatever the answer; a local path is not asked about.
 
     Args:
         what: how the error names the location: ``SOURCE``, ``DATASET``, ``--out`` or ``ROOT``.
         location: a path or URI.
-        seconds: longest wait.
 
     Raises:
         ConfigError: the store did not answer, or its client failed.
@@ -225,10 +224,10 @@ def require_answer(what: str, location: str, seconds: float = ANSWER_SECONDS) ->
         filesystem.get_file_info(path)
 
     try:
-        answer(ask, seconds)
+        answer(ask, ANSWER_SECONDS)
     except NoAnswerError:
         remedy = "check its address, the network and the credentials"
-        raise ConfigError(f"{what} {location}: nothing answered in {seconds:g} s; {remedy}") from None
+        raise ConfigError(f"{what} {location}: nothing answered in {ANSWER_SECONDS:g} s; {remedy}") from None
     except ImportError as error:
         raise ConfigError(f"{what} {location}: needs a package that is not installed ({error})") from None
     except Exception as error:  # filesystems of fsspec raise what the library that they send requests with raises

@@ -16,7 +16,6 @@ from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.packer_service.job.planning.measured import KeptFragment, keep_measured
-from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.job.preview.lengths import planned_report
@@ -43,7 +42,6 @@ def plan_sources(
     media: AllowedMedia | None = None,
     found: Sources | None = None,
     export: Path | None = None,
-    partition_rows: int = PARTITION_ROWS,
 ) -> PlanReport:
     """The figures of packing sources, with every document measured.
 
@@ -56,7 +54,6 @@ def plan_sources(
         media: what rows may reach besides the folders of the sources.
         found: the sources, where they have been looked at already.
         export: file to write the plan to (:func:`export_plan`).
-        partition_rows: documents that are planned together, as often as they are taken.
 
     Raises:
         ConfigError: a source or the tokenizer does not exist.
@@ -77,7 +74,6 @@ def plan_sources(
             config=config,
             executor=PlainExecutor(),  # the folder is this machine's
             progress=progress,
-            partition_rows=partition_rows,
         )
         kept = _measure(fragments, config, executor, progress, planner.work)
         started = time.perf_counter()
