@@ -47,3 +47,8 @@ def compile_modules() -> None:
     if not list((REPOSITORY / "tests" / "__pycache__").glob("*-pytest-*.pyc")):
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", str(REPOSITORY)])
+
+
+if __name__ == "__main__":
+    compile_loops()
+    compile_modules()
