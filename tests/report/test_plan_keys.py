@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {
     "cp_sizes": [2],
     "ring_degrees": [4],
     "max_images": 4,
-    "layouts": ["zigzag"],
+    "layouts": ["balanced_gather"],
     "order": {"window": 2},
 }
 
