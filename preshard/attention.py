@@ -1,10 +1,12 @@
-"""Exact attention under the mask of a pack, over the ranks of a context-parallel group, and the mesh of these ranks."""
+"""Exact attention under the mask of a pack, over the ranks of a context-parallel group; the mesh of these ranks, and
+values of tokens between their slices and natural order."""
 
 from preshard.trainer.attention import KINDS, Attend, MaskTensors, bind, check_heads, reference_attention
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.distributed.mesh import ContextParallel, build_mesh
+from preshard.trainer.distributed.tokens import gather_tokens, slice_tokens
 
 __all__ = [
     "KINDS",
@@ -17,6 +19,8 @@ __all__ = [
     "build_mesh",
     "check_heads",
     "gather_heads",
+    "gather_tokens",
     "reference_attention",
     "scatter_heads",
+    "slice_tokens",
 ]

@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 import tarfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,16 @@ import pyarrow.parquet as pq
 from jaxtyping import UInt64
 from pydantic import BaseModel, ValidationError
 
+from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import LayoutsInvalid, ManifestInvalid, SampleHeadInvalid, SequenceInvalid, TableInvalid
+from preshard.schemas.errors import (
+    ColumnsInvalid,
+    LayoutsInvalid,
+    ManifestInvalid,
+    SampleHeadInvalid,
+    SequenceInvalid,
+    TableInvalid,
+)
 from preshard.schemas.files.npz import decode_arrays, encode_arrays
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.layout import TokenLayout, layout_name
@@ -168,22 +177,35 @@ def _settings(stored: dict[str, Any], usual: dict[str, Any], path: str = "") -> 
 
 
 def encode_sequence(sequence: PackedSequence) -> bytes:
-    return encode_arrays({name: getattr(sequence, name) for name in SEQUENCE_DTYPES})
+    arrays = {name: getattr(sequence, name) for name in SEQUENCE_DTYPES}
+    return encode_arrays(arrays | {f"columns.{name}": sequence.columns[name] for name in sorted(sequence.columns)})
 
 
-def decode_sequence(data: bytes, seq_len: int, where: str, *, axes: int) -> PackedSequence:
-    """Raises SequenceInvalid: an array is missing or unknown, or has the wrong dtype or shape."""
+def decode_sequence(
+    data: bytes, seq_len: int, where: str, *, axes: int, columns: Sequence[TokenColumn] = ()
+) -> PackedSequence:
+    """Raises SequenceInvalid or ColumnsInvalid: an array is missing or unknown, or has the wrong dtype or shape."""
     try:
         arrays = decode_arrays(data)
     except ValueError as error:
         raise SequenceInvalid(where, str(error)) from None
-    if list(arrays) != list(SEQUENCE_DTYPES):
+    names, rest = list(arrays)[: len(SEQUENCE_DTYPES)], list(arrays)[len(SEQUENCE_DTYPES) :]
+    if names != list(SEQUENCE_DTYPES):
         raise SequenceInvalid(where, f"holds the arrays {list(arrays)}, not {list(SEQUENCE_DTYPES)}")
     for name, dtype in SEQUENCE_DTYPES.items():
         array, shape = arrays[name], (axes, seq_len) if name == "position_ids" else (seq_len,)
         if array.dtype != dtype or array.shape != shape:
             raise SequenceInvalid(where, f"{name} is {array.dtype}{array.shape}, not {dtype}{shape}")
-    return PackedSequence(**arrays)
+    if rest != [column.member for column in columns]:
+        raise ColumnsInvalid(where, f"holds the columns {rest}, not {[column.member for column in columns]}")
+    for column in columns:
+        array, asked = arrays[column.member], column.shape(seq_len)
+        if array.dtype != column.dtype or array.shape != asked:
+            raise ColumnsInvalid(where, f"{column.member} is {array.dtype}{array.shape}, not {column.dtype}{asked}")
+    return PackedSequence(
+        **{name: arrays[name] for name in SEQUENCE_DTYPES},
+        columns={column.name: arrays[column.member] for column in columns},
+    )
 
 
 def encode_layouts(layouts: list[TokenLayout]) -> bytes:

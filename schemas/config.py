@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
+from preshard.schemas.columns import TokenColumn, TokenColumns, token_columns_of
 from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
@@ -225,6 +226,10 @@ class PackConfig(_Section):
     ignore_fields: IgnorableFields = Field(
         (), description="Fields beside the content of messages that are left out, as if no row had them."
     )
+    token_columns: TokenColumns = Field(
+        (),
+        description="Columns of numbers for each token, by type: `{logprobs: float32, teacher: float32 x 8 or 0}`.",
+    )
     turns: Literal["whole", "last", "each"] = Field(
         "whole",
         description="Which turns of an assistant are learnt: all as the whole conversation shows them, the last alone, "
@@ -251,6 +256,16 @@ class PackConfig(_Section):
     def alignment(self) -> int:
         """Documents begin at multiples of this, since zigzag cuts each one into ``2 * ring_degree`` equal chunks."""
         return 2 * math.lcm(*self.ring_degrees) if "zigzag" in self.layouts else 1
+
+    @property
+    def columns_of_tokens(self) -> tuple[TokenColumn, ...]:
+        """The columns of tokens, in the order in which they are stored."""
+        return token_columns_of(self.token_columns)
+
+    @property
+    def columns_read(self) -> frozenset[str]:
+        """Columns of rows that are read whatever the form."""
+        return frozenset(name for name, _ in self.token_columns)
 
     @model_validator(mode="after")
     def _model_decides(self) -> PackConfig:

@@ -157,4 +157,7 @@ BoundariesNotOptimal = _rule("P15", "BoundariesNotOptimal", "Image boundaries MU
 ImagesInvalid = _rule("P16", "ImagesInvalid", "Every listed crop MUST lie where it is said to, and decode to its size.")
 MeasuresInvalid = _rule("P17", "MeasuresInvalid", "measures.parquet MUST hold the measures that the bytes give.")
 UnitsInvalid = _rule("P19", "UnitsInvalid", "units MUST say of each unit what its tokens, crops and the model give.")
+ColumnsInvalid = _rule(
+    "P20", "ColumnsInvalid", "Columns of tokens MUST be those of the configuration, finite and 0 in padding."
+)
 LayoutSchemeInvalid = _rule("P18", "LayoutSchemeInvalid", "A layout MUST be what its scheme is defined to be.")

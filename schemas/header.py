@@ -49,7 +49,7 @@ def decode_header(
     Raises:
         MembersInvalid: other members than the head, the sequence and the layouts, under the pack's key.
         MemberChanged: a member has other bytes than were written.
-        SampleHeadInvalid, SequenceInvalid, LayoutsInvalid: a member is not what the format says.
+        SampleHeadInvalid, SequenceInvalid, ColumnsInvalid, LayoutsInvalid: a member is not what the format says.
         PackRowInvalid: the head is of another pack.
     """
     members, at = {}, 0
@@ -65,7 +65,9 @@ def decode_header(
         raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {pack_id}")
     return SampleHeader(
         head=head,
-        sequence=decode_sequence(members[SEQUENCE], config.seq_len, f"{where}.{SEQUENCE}", axes=axes),
+        sequence=decode_sequence(
+            members[SEQUENCE], config.seq_len, f"{where}.{SEQUENCE}", axes=axes, columns=config.columns_of_tokens
+        ),
         layouts=decode_layouts(members[LAYOUTS], config.seq_len, config.block_size, f"{where}.{LAYOUTS}"),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
@@ -40,7 +41,11 @@ class MaskArrays:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedSequence:
-    """The arrays of ``KEY.sequence.npz``, each of length ``seq_len`` in natural order, positions once for each axis."""
+    """The arrays of ``KEY.sequence.npz``, each of length ``seq_len`` in natural order, positions once for each axis.
+
+    ``columns`` are the configured columns of tokens by their names (:class:`preshard.schemas.columns.TokenColumn`).
+    Their values lie where labels do: entry i belongs to the token that follows token i in its document and branch.
+    """
 
     tokens: Int32[np.ndarray, "seq"]
     labels: Int32[np.ndarray, "seq"]
@@ -50,6 +55,7 @@ class PackedSequence:
     branch_ids: Int32[np.ndarray, "seq"]
     group_ids: Int32[np.ndarray, "seq"]
     pool_ids: Int32[np.ndarray, "seq"]
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def seq_len(self) -> int:
@@ -66,9 +72,11 @@ class PackedSequence:
 
 
 SEQUENCE_DTYPES: dict[str, np.dtype] = {
-    f.name: np.dtype(np.float32 if f.name == "loss_weights" else np.int32) for f in fields(PackedSequence)
+    f.name: np.dtype(np.float32 if f.name == "loss_weights" else np.int32)
+    for f in fields(PackedSequence)
+    if f.name != "columns"
 }
-"""Name and dtype of every array of a packed sequence, in the order in which they are stored."""
+"""Name and dtype of every array of a packed sequence, in the order in which they are stored; columns follow them."""
 
 
 def dense_mask(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.secrets import without_secrets
 
 MediumKind = Literal["image", "video"]
@@ -63,6 +67,7 @@ class Message:
     ``content_is_list`` says that the row gave a list of parts, and ``content_is_null`` that it gave no content at all,
     as beside tool calls: a chat template sees the same shape as in the row. ``fields`` are the other keys that chat
     templates know (``tool_calls``, ``name``, ``reasoning_content`` ...), each with its value as JSON text.
+    ``answer`` is the number of the assistant's turn in its row, from 0, where the row has values for each.
     """
 
     role: Role
@@ -71,6 +76,7 @@ class Message:
     content_is_null: bool = False
     weight: float = 1.0
     fields: tuple[tuple[str, str], ...] = ()
+    answer: int = 0
 
     @property
     def loss(self) -> float:
@@ -78,9 +84,22 @@ class Message:
         return self.weight if self.role == "assistant" else 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GivenTokens:
+    """A row of tokens: ids, what the loss of each counts, and the tokens of each document among them.
+
+    ``kept`` says of all tokens of the row which are these, and not padding.
+    """
+
+    ids: Int64[np.ndarray, "tokens"]
+    loss: Float32[np.ndarray, "tokens"]
+    lengths: tuple[int, ...]
+    kept: Bool[np.ndarray, "row"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One source example, in exactly one of four forms.
+    """One source example, in exactly one of five forms.
 
     * ``text`` is set: pre-training text with loss on every token; ``shared`` and ``branches`` are empty.
     * ``interleaved`` is set: text and media with loss on all of the text, and no chat around it. What ``prompt`` holds
@@ -88,8 +107,11 @@ class Document:
     * one branch and no ``shared`` media, ``annotated`` false: one conversation. ``tools``, ``documents`` and
       ``template_kwargs`` are what the row gives its chat template besides the messages, each as JSON text.
     * ``annotated``: every branch is an annotation that sees ``shared`` and itself, but no other branch.
+    * ``tokens`` is set: the tokens that it becomes.
 
-    ``weight`` multiplies the loss of every token, from :data:`LEAST_WEIGHT` to :data:`MOST_WEIGHT`.
+    ``values`` are those of columns of tokens, by name: an entry for each token, for each turn of an assistant, or one
+    for all tokens under loss; NaN where there is none. ``weight`` multiplies the loss of every token, from
+    :data:`LEAST_WEIGHT` to :data:`MOST_WEIGHT`.
     """
 
     text: str | None = None
@@ -102,12 +124,15 @@ class Document:
     documents: str | None = None
     template_kwargs: str | None = None
     weight: float = 1.0
+    tokens: GivenTokens | None = None
+    values: tuple[tuple[str, np.ndarray], ...] = ()
 
     @property
     def is_plain(self) -> bool:
         """Whether it is a text and nothing else, as nearly all documents of a text corpus are."""
         beside = self.prompt or self.interleaved or self.shared or self.branches or self.annotated or self.weight != 1
-        return self.text is not None and not (beside or self.tools or self.documents or self.template_kwargs)
+        given = self.tools or self.documents or self.template_kwargs or self.values
+        return self.text is not None and not (beside or given)
 
     def without(self, fields: Collection[str]) -> Document:
         """The document without some fields for its chat template, of its own or of its messages."""
@@ -138,6 +163,34 @@ class Document:
             else:
                 learnt += [_only(branch[: i + 1], i) for i in answers if branch[i].weight]
         return replace(self, branches=tuple(learnt), annotated=self.annotated or len(learnt) > 1)
+
+    def with_values(self, values: Mapping[str, np.ndarray]) -> Document:
+        """The document with values of columns of tokens, for each of which the row gave a number or a list.
+
+        Raises:
+            DocumentError: ``bad_row``: a list has neither an entry for each token nor one for each turn of an
+                assistant.
+        """
+        turns = [turn for branch in self.branches for turn in branch if turn.role == "assistant"]
+        entries = {len(self.tokens.kept)} if self.tokens is not None else {len(turns)}
+        for name, given in values.items():
+            if len(given) not in entries | {1}:
+                each = "token" if self.tokens is not None else "turn of the assistant"
+                raise DocumentError(
+                    "bad_row",
+                    f"{name} has {len(given)} entries, not {max(entries)}: one for each {each}, or one number",
+                )
+        numbers = iter(range(len(turns)))
+        branches = tuple(
+            tuple(replace(turn, answer=next(numbers)) if turn.role == "assistant" else turn for turn in branch)
+            for branch in self.branches
+        )
+        return replace(self, branches=branches, values=tuple(values.items()))
+
+    @property
+    def has_values_of_turns(self) -> bool:
+        """Whether a column has values for several turns of the assistant."""
+        return self.tokens is None and any(len(given) > 1 for _, given in self.values)
 
     def with_pages(self, counts: Sequence[int]) -> Document:
         """The document with an image for each page of those files that have several.

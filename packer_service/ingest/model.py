@@ -15,6 +15,7 @@ from preshard.packer_service.ingest.text.chat_template import ChatTemplate, Chat
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.plan.cost import CostModel
+from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
@@ -34,6 +35,7 @@ class Renderer:
         bidirectional: as in the configuration, where the family leaves it open.
         annotation_weight: ``none``, or ``sqrt`` to weigh each of n annotations by 1/sqrt(n).
         ignore_fields: fields for chat templates that are left out.
+        columns: of tokens, which every document has.
         write_chats: renders conversations by the template.
     """
 
@@ -42,6 +44,7 @@ class Renderer:
     bidirectional: str = "within_image"
     annotation_weight: str = "none"
     ignore_fields: tuple[str, ...] = ()
+    columns: tuple[TokenColumn, ...] = ()
     write_chats: WriteChats
 
     @property
@@ -78,6 +81,7 @@ def configured_renderer(config: PackConfig) -> Renderer:
         bidirectional=config.bidirectional,
         annotation_weight=config.annotation_weight,
         ignore_fields=config.ignore_fields,
+        columns=config.columns_of_tokens,
         write_chats=chat_texts,
     )
 

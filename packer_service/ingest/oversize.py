@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from preshard.packer_service.packs.rendered import RenderedDocument, cut, renumbered
+from preshard.packer_service.packs.rendered import RenderedDocument, cut, joined_columns, renumbered
 from preshard.packer_service.packs.units import Units
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
@@ -155,4 +155,5 @@ def _with_prefix(rendered: RenderedDocument, start: int, end: int) -> RenderedDo
         n_branches=int(branches.max(initial=0)),
         label_cut=rest.label_cut,
         medium_cut=rest.medium_cut,
+        columns=joined_columns([prefix, rest]),
     )

@@ -18,6 +18,7 @@ from preshard.packer_service.ingest.model import Renderer, configured_renderer
 from preshard.packer_service.ingest.oversize import fit_pack
 from preshard.packer_service.ingest.packed.pieces import stored_pieces
 from preshard.packer_service.ingest.render_text import write_conversations, write_interleaved
+from preshard.packer_service.ingest.render_tokens import number_answers, render_columns, render_tokens
 from preshard.packer_service.ingest.source.file import SourceRow
 from preshard.packer_service.ingest.stream import TokenStream, encoded_parts
 from preshard.packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
@@ -90,7 +91,10 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     """
     if document.is_plain:
         return render_plain(renderer, document.text or "")
+    if document.tokens is not None:
+        return render_tokens(renderer, document)
     tokenizer, family = renderer.tokenizer, renderer.family
+    document, weights = number_answers(document) if document.has_values_of_turns else (document, None)
     document = document.without(renderer.ignore_fields)
     media = document.media()
     family.check([medium.kind for medium in media])
@@ -103,6 +107,8 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     else:
         n_shared = write_marks(renderer, document, placements, stream)
     tokens, loss, branch_ids, unit_ids = stream.arrays()
+    answers = None if weights is None else loss.astype(np.int64)
+    loss = loss if weights is None or answers is None else weights[answers]
     labels, units = shifted_labels(tokens, loss > 0, branch_ids), stream.units_of(placements)
     if (labels == IGNORE_INDEX).all():
         raise DocumentError("empty", "no token carries loss")
@@ -123,6 +129,7 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
         n_branches=n_branches,
         merge=family.merge,
         media=tuple(zip(media, placed, strict=True)),
+        columns=render_columns(renderer, document, loss, answers, branch_ids),
     )
 
 
@@ -223,6 +230,7 @@ def render_plain(renderer: Renderer, text: str) -> RenderedDocument:
         n_shared=0,
         n_branches=0,
         merge=family.merge,
+        columns={column.name: column.zeros(n) for column in renderer.columns},
     )
 
 

@@ -14,6 +14,7 @@ from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.packs.units import Units
 from preshard.schemas.boundaries import image_edges
 from preshard.schemas.codec import LAYOUTS, SEQUENCE
+from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
 from preshard.schemas.layout import RankImages, TokenLayout, boundaries_from_edges
@@ -51,7 +52,12 @@ class KnownPack:
 
     def has(self, sequence: PackedSequence) -> bool:
         """Whether a pack has these very arrays."""
-        return all(np.array_equal(getattr(self.sequence, name), getattr(sequence, name)) for name in SEQUENCE_DTYPES)
+        own, others = self.sequence.columns, sequence.columns
+        return (
+            all(np.array_equal(getattr(self.sequence, name), getattr(sequence, name)) for name in SEQUENCE_DTYPES)
+            and own.keys() == others.keys()
+            and all(np.array_equal(own[name], others[name]) for name in own)
+        )
 
     def layouts(
         self, segment_edges: Int64[np.ndarray, "segments_plus_1"], block_size: int
@@ -86,6 +92,7 @@ def build_sequence(
     seq_len: int,
     pad_id: int,
     axes: int = 1,
+    columns: Sequence[TokenColumn] = (),
 ) -> PackedSequence:
     """Lays documents at their starts into a sequence; whatever they leave free is padding.
 
@@ -97,11 +104,13 @@ def build_sequence(
         seq_len: tokens of the pack.
         pad_id: token of the padding.
         axes: axes of the documents' positions.
+        columns: the columns of tokens, which every document has.
 
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
     """
     arrays = _padding(seq_len, pad_id, axes)
+    values = {column.name: column.zeros(seq_len) for column in columns}
     free_from = next_group = next_row = 0
     for number, (document, start) in enumerate(zip(documents, starts, strict=True)):
         end = start + len(document)
@@ -110,6 +119,8 @@ def build_sequence(
         free_from = end
         for name in COPIED:
             arrays[name][start:end] = getattr(document, name)
+        for name, array in values.items():
+            array[start:end] = document.columns[name]
         arrays["position_ids"][:, start:end] = document.position_ids
         arrays["doc_ids"][start:end] = number
         groups = document.group_ids
@@ -121,7 +132,7 @@ def build_sequence(
             pooled = document.unit_ids >= 0
             arrays["pool_ids"][start:end][pooled] = next_row + np.arange(pooled.sum())
             next_row += int(pooled.sum())
-    return PackedSequence(**arrays)
+    return PackedSequence(**arrays, columns=values)
 
 
 def _padding(seq_len: int, pad_id: int, axes: int) -> dict[str, np.ndarray]:
@@ -187,7 +198,9 @@ def build_pack(
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
     """
-    sequence = build_sequence(documents, starts, seq_len=config.seq_len, pad_id=pad_id, axes=axes)
+    sequence = build_sequence(
+        documents, starts, seq_len=config.seq_len, pad_id=pad_id, axes=axes, columns=config.columns_of_tokens
+    )
     index = MaskIndex.of(sequence.mask)
     edges = segment_edges(np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config.seq_len)
     is_known = known is not None and known.layers == layers and known.has(sequence)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -68,7 +69,9 @@ class RenderedDocument:
     ``label_cut`` and ``medium_cut`` say what a cut at its end took: the label of its last token, because the next token
     carries loss and lies behind the cut, and the rest of a video. ``truncated`` counts the tokens after it that are in
     no piece. ``origin`` is the stored pack that the document, or a part of it, was taken out of
-    (``ingest.packed.pack.StoredPack``), and nothing here looks at it either.
+    (``ingest.packed.pack.StoredPack``), and nothing here looks at it either. ``columns`` are the columns of tokens;
+    entry i belongs to the token that follows token i in its branch, even behind a cut, so that joining pieces gives
+    them back.
     """
 
     tokens: Int32[np.ndarray, "doc"]
@@ -87,6 +90,7 @@ class RenderedDocument:
     medium_cut: bool = False
     truncated: int = 0
     origin: Any = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -187,7 +191,13 @@ def cut(rendered: RenderedDocument, start: int, end: int) -> RenderedDocument:
         n_branches=int(branch_ids.max(initial=0)),
         label_cut=label_cut,
         medium_cut=_cuts_medium(rendered, units),
+        columns={name: values[start:end] for name, values in rendered.columns.items()},
     )
+
+
+def joined_columns(parts: Sequence[RenderedDocument]) -> dict[str, np.ndarray]:
+    """The columns of parts that follow one another."""
+    return {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
 
 
 def _cuts_medium(rendered: RenderedDocument, inside: Int64[np.ndarray, "some"]) -> bool:

@@ -17,6 +17,7 @@ NEEDS_SOURCE = {
     "jpeg_quality": "crops are copied as they are stored",
     "bidirectional": "documents keep the mask that they were rendered with",
     "turns": "documents keep the turns that they were rendered with",
+    "token_columns": "documents keep the columns that they were rendered with",
     "annotation_weight": "documents keep the loss weights that they were rendered with",
 }
 """Keys (or sections) whose change would ask for the source again, and why."""

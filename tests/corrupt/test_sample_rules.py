@@ -119,6 +119,48 @@ def missing_array(data: Any) -> None:
     del data.samples()[0].sequence["pool_ids"]
 
 
+def with_column(data: Any, dtype: type = np.float32) -> Any:
+    """Gives every pack a column, 0 everywhere, and returns a sample with padding."""
+    data.manifest["config"]["token_columns"] = {"value": "float32"}
+    for sample in data.samples():
+        sample.sequence["columns.value"] = np.zeros(len(sample.sequence["tokens"]), dtype)
+    return padded(data)[0]
+
+
+@breaks("P20")
+def column_that_is_not_configured(data: Any) -> None:
+    with_column(data)
+    data.manifest["config"]["token_columns"] = {}
+
+
+@breaks("P20")
+def column_that_is_missing(data: Any) -> None:
+    del with_column(data).sequence["columns.value"]
+
+
+@breaks("P20")
+def column_of_another_type(data: Any) -> None:
+    with_column(data, np.int32)
+
+
+@breaks("P20")
+def column_that_is_not_finite(data: Any) -> None:
+    with_column(data).sequence["columns.value"][0] = np.nan
+
+
+@breaks("P20")
+def value_in_padding(data: Any) -> None:
+    sample = with_column(data)
+    sample.sequence["columns.value"][sample.sequence["doc_ids"] < 0] = 1
+
+
+@breaks("P20")
+def value_behind_a_branch(data: Any) -> None:
+    with_column(data)
+    sample, _ = annotated(data)
+    sample.sequence["columns.value"][np.flatnonzero(sample.sequence["branch_ids"] == 2)[0] - 1] = 1
+
+
 @breaks("P2")
 def token_outside_of_the_vocabulary(data: Any) -> None:
     data.samples()[0].sequence["tokens"][0] = data.manifest["tokenizer"]["vocab_size"]

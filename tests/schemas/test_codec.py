@@ -30,6 +30,7 @@ from preshard.schemas.codec import (
 )
 from preshard.schemas.errors import (
     FORMAT_RULES,
+    ColumnsInvalid,
     DocumentError,
     LayoutsInvalid,
     ManifestInvalid,
@@ -56,7 +57,6 @@ def arrays(**changed: np.ndarray | None) -> bytes:
         (b"PK" + bytes(50), "is not an .npz"),
         (arrays()[:-40], "is not an .npz"),
         (arrays(labels=None), "holds the arrays"),
-        (arrays(more=np.zeros(4)), "holds the arrays"),
         (arrays(tokens=None), "holds the arrays"),
         (encode_arrays({}), "holds the arrays"),
         (arrays(labels=np.zeros(4, np.int64)), r"labels is int64\(4,\), not int32\(4,\)"),
@@ -66,6 +66,8 @@ def arrays(**changed: np.ndarray | None) -> bytes:
 )
 def test_wrong_sequences_are_named(data: bytes, message: str) -> None:
     """Fails when an array of another type or length is taken as it is."""
+    with pytest.raises(ColumnsInvalid, match=r"holds the columns \['more'\], not \[\]"):
+        decode_sequence(arrays(more=np.zeros(4)), 4, "x", axes=1)
     with pytest.raises(SequenceInvalid, match=message):
         decode_sequence(data, 4, "x", axes=1)
     assert decode_sequence(arrays(), 4, "x", axes=1).seq_len == 4

@@ -41,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "source": "from_row",
     "ignore_columns": [],
     "ignore_fields": [],
+    "token_columns": {},
     "turns": "whole",
     "oversize": "reject",
     "mixture": {},

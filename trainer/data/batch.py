@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Float32, Int32, Int64, UInt8
+from jaxtyping import Float32, Int32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
@@ -39,6 +39,8 @@ class RankBatch:
         loss_weights: weight of each token's loss, 0 without loss.
         loss_tokens: local tokens with loss, ascending. A device that had to find them would make the host wait.
         position_ids: positions within the documents, for each axis: one, or time, height and width.
+        columns: the dataset's columns of tokens by name, aligned with ``labels``: entry i belongs to the token that
+            local token i predicts. 0 in padding, and where no token of the same document and branch follows.
         pool_ids: the row of the pack's pooled vision features that fills a token, -1 for text. Rows are numbered
             through the whole pack, so they index the concatenated features of all ranks.
         positions: the natural position of each local token: ``whole[positions]`` is the local slice of ``whole``.
@@ -106,6 +108,7 @@ class RankBatch:
     state: dict[str, Any]
     tiles: Any = None
     levels: dict[str, Tensor] | None = None
+    columns: Mapping[str, Shaped[Tensor, "local ..."]] = field(default_factory=dict)
 
     @property
     def seq_len(self) -> int:
@@ -179,9 +182,10 @@ class RankBatch:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The batch's tensors by their names, for what takes a mapping."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        """The batch's tensors by their names, for what takes a mapping; a column's is ``columns.NAME``."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        own = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        return own | {f"columns.{name}": values for name, values in self.columns.items()}
 
     def __len__(self) -> int:
         """Tokens of this rank's slice."""
@@ -295,7 +299,9 @@ class RankBatch:
         return self._with(lambda tensor: tensor.pin_memory())
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> RankBatch:
-        changed: dict[str, Any] = {name: change(x) for name, x in self.tensors.items() if name not in ON_HOST}
+        moved = {name: change(x) for name, x in self.tensors.items() if name not in ON_HOST}
+        columns = {name: moved.pop(f"columns.{name}") for name in self.columns}
+        changed: dict[str, Any] = {**moved, "columns": columns}
         if self.levels is not None:
             changed["levels"] = {
                 name: change(tensor) if tensor.dtype == torch.uint8 else tensor for name, tensor in self.levels.items()

@@ -187,7 +187,9 @@ def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[
     local = {name: torch.from_numpy(getattr(sequence, name))[..., positions].long() for name in LOCAL}
     loss_tokens = torch.nonzero(local["labels"] != IGNORE_INDEX)[:, 0]
     loss_weights = torch.from_numpy(sequence.loss_weights)[positions]
-    return {**local, "loss_weights": loss_weights, "loss_tokens": loss_tokens, "positions": positions}
+    columns = {name: torch.from_numpy(values)[positions] for name, values in sequence.columns.items()}
+    own = {"loss_weights": loss_weights, "loss_tokens": loss_tokens, "positions": positions, "columns": columns}
+    return {**local, **own}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

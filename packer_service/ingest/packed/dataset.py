@@ -280,7 +280,13 @@ class PackedDatasetSource:
             raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {place.pack_id}")
         return StoredPack.of(
             head,
-            decode_sequence(arrays, self.config.seq_len, f"{where}.{SEQUENCE}", axes=self.manifest.axes),
+            decode_sequence(
+                arrays,
+                self.config.seq_len,
+                f"{where}.{SEQUENCE}",
+                axes=self.manifest.axes,
+                columns=self.config.columns_of_tokens,
+            ),
             where,
             encoded_sequence=arrays,
             behind=data[end:],

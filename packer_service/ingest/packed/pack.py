@@ -127,6 +127,7 @@ class StoredPack:
             label_cut=span.label_cut,
             medium_cut=span.medium_cut,
             origin=self,
+            columns={name: values[own] for name, values in sequence.columns.items()},
         )
 
     def layouts(self) -> tuple[Mapping[str, TokenLayout], bytes]:

@@ -13,7 +13,13 @@ from preshard.packer_service.ingest.oversize import fit_pack
 from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, open_dataset
 from preshard.packer_service.ingest.packed.pack import weigh
 from preshard.packer_service.ingest.source.file import SourceRow
-from preshard.packer_service.packs.rendered import RenderedDocument, cut, document_positions, groups_of_units
+from preshard.packer_service.packs.rendered import (
+    RenderedDocument,
+    cut,
+    document_positions,
+    groups_of_units,
+    joined_columns,
+)
 from preshard.packer_service.packs.units import Units
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
@@ -118,6 +124,7 @@ def join_pieces(pieces: Sequence[RenderedDocument], *, bidirectional: str | None
         truncated=sum(piece.truncated for piece in pieces),
         label_cut=pieces[-1].label_cut,
         medium_cut=pieces[-1].medium_cut,
+        columns=joined_columns(parts),
     )
 
 

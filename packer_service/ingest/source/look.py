@@ -34,7 +34,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
     kind_of_value,
     overlooked,
 )
-from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.files.filesystem import locate
@@ -81,22 +81,22 @@ def look_at(file: SourceFile, config: PackConfig) -> Look | None:
         leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the file out"
         raise ConfigError(f"SOURCE {file.label}: {formless(columns)}; {leave_out}")
     form = form or MESSAGES  # no row of it can be read, and each is a reject
-    if reason := overlooked(columns, form):
+    if reason := overlooked(columns, form, config.columns_read):
         raise ConfigError(f"SOURCE {file.label}: {reason}")
-    left = [name for name in columns if not form.reads(name, columns)]
+    left = [name for name in columns if not form.reads(name, columns) and name not in config.columns_read]
     ready = replace(
         file,
         kind=kind,
         form=form.name,
         form_sha256=source_hash(form.name) if is_custom(form.name) else None,
-        columns=_read_columns(form, columns) if kind in TABLES else None,
+        columns=_read_columns(form, columns, config) if kind in TABLES else None,
     )
     # Rows of JSON are looked at again while they are measured: these first ones may lack a column of others.
     return Look(file=ready, unused=left if kind in TABLES else [])
 
 
-def _read_columns(form: Form, columns: Columns) -> tuple[str, ...]:
-    read = [name for name in columns if form.reads(name, columns)]
+def _read_columns(form: Form, columns: Columns, config: PackConfig) -> tuple[str, ...]:
+    read = [name for name in columns if form.reads(name, columns) or name in config.columns_read]
     return tuple(read if form.more is None else sorted(read))
 
 
@@ -107,7 +107,7 @@ def doubt_of(file: SourceFile, config: PackConfig) -> str | None:
         for row in _first_rows(file, TRIED):
             try:
                 if not isinstance(row, DocumentError):
-                    parse_document(row, file.form, config.ignore_columns)
+                    parse_row(row, file.form, config)
                     return None
                 reasons.append(str(row))
             except DocumentError as error:

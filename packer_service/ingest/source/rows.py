@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeGuard
@@ -11,6 +11,9 @@ from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, overlooked
 from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kind_of, shown
 from preshard.packer_service.ingest.source.forms.messages import loss_weight
+from preshard.packer_service.ingest.source.forms.tokens import column_values
+from preshard.schemas.columns import TokenColumn
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 
 DEFAULT_SOURCE = "default"
@@ -45,7 +48,14 @@ def id_text(value: Any) -> Any:
         return None
 
 
-def parse_document(row: Any, form: str = "messages", ignored: Collection[str] = ()) -> Document:
+def parse_row(row: Any, form: str, config: PackConfig) -> Document:
+    """A row's document, as :func:`parse_document` gives it under a configuration."""
+    return parse_document(row, form, config.ignore_columns, config.columns_of_tokens)
+
+
+def parse_document(
+    row: Any, form: str = "messages", ignored: Collection[str] = (), token_columns: Sequence[TokenColumn] = ()
+) -> Document:
     """Checks a row, and returns its document.
 
     Null fields count as missing, since Parquet has every field in every row. Fields that the form does not read are the
@@ -55,6 +65,7 @@ def parse_document(row: Any, form: str = "messages", ignored: Collection[str] = 
         row: what a container gave.
         form: name of its form.
         ignored: fields that are left out.
+        token_columns: fields with numbers for its tokens or turns.
 
     Raises:
         DocumentError: ``bad_row`` with the field, its value and what is legal, or ``empty``.
@@ -64,9 +75,16 @@ def parse_document(row: Any, form: str = "messages", ignored: Collection[str] = 
     given = {key: value for key, value in row.items() if value is not None and key not in ignored}
     _check_identity(given)
     found = find_form(form)
-    if reason := overlooked({name: kind_of_value(value) for name, value in given.items()}, found):
+    values = {
+        column.name: column_values(column, given[column.name]) for column in token_columns if column.name in given
+    }
+    for column in token_columns:
+        if column.name not in given and not column.optional:
+            bad(f"has no {column.name}; a type that ends with or 0 lets rows lack it: {column.dtype} or 0")
+    if reason := overlooked({name: kind_of_value(value) for name, value in given.items()}, found, values):
         bad(reason)
     document = found.parse(given)
+    document = document.with_values(values) if values else document
     return _weighed(document, given["document_weight"]) if "document_weight" in given else document
 
 
@@ -80,10 +98,10 @@ def _weighed(document: Document, value: Any) -> Document:
     return replace(document, weight=weight)
 
 
-def unused_columns(row: dict[str, Any], form: Form) -> list[str]:
-    """The fields of a row that its form does not read."""
+def unused_columns(row: dict[str, Any], form: Form, config: PackConfig) -> list[str]:
+    """The fields of a row that its form does not read, nor the configuration names."""
     columns = {name: kind_of_value(value) for name, value in row.items()}
-    return [name for name in row if not form.reads(name, columns)]
+    return [name for name in row if not form.reads(name, columns) and name not in config.columns_read]
 
 
 def _check_identity(row: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from preshard.packer_service.ingest.render import render_row
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, RowReference, SourceFile, SourceRow
 from preshard.packer_service.ingest.source.files import read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
-from preshard.packer_service.ingest.source.rows import parse_document, row_identity, unused_columns
+from preshard.packer_service.ingest.source.rows import parse_row, row_identity, unused_columns
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.packs.figures import UnitTotals
 from preshard.packer_service.packs.rendered import RenderedDocument
@@ -68,6 +68,11 @@ MAX_UNUSED_NAME = 80
 """Most characters of such a name."""
 
 
+LATER_FIELDS = ("answer", "tokens", "values")
+"""Fields that rows of earlier versions did not have: without them a row keeps its hash, by which equal ids are
+numbered."""
+
+
 class Measured(NamedTuple):
     """A fragment's table, its lines (blank ones included), and the fields of its rows that nothing reads."""
 
@@ -107,7 +112,7 @@ def _read_ahead(
     waiting, form = deque[SourceRow](), find_form(file.form)
     for number, reference, content in rows:
         if isinstance(content, dict) and len(unused) < MAX_UNUSED:
-            unused.update(unused_columns(content, form))
+            unused.update(unused_columns(content, form, config))
         doc_id, source = row_identity(content, config.ignore_columns, file.source)
         row = SourceRow(
             file=file,
@@ -128,7 +133,7 @@ def _parsed(content: Any, file: SourceFile, config: PackConfig) -> Document | Do
     if isinstance(content, DocumentError):
         return content
     try:
-        return parse_document(content, file.form, config.ignore_columns)
+        return parse_row(content, file.form, config)
     except DocumentError as error:
         return error
 
@@ -212,7 +217,10 @@ def _row_hash(document: Document, row: SourceRow) -> int:
 def _in_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return blake2b(value).hexdigest()
-    return [type(value).__name__, *(getattr(value, each.name) for each in fields(value))]
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, blake2b(value.tobytes()).hexdigest()]
+    given = {each.name: getattr(value, each.name) for each in fields(value)}
+    return [type(value).__name__, *(said for name, said in given.items() if name not in LATER_FIELDS or said)]
 
 
 def _stored_hash(pieces: Sequence[RenderedDocument], source: str) -> int:
@@ -230,6 +238,8 @@ def _digest_of(pieces: Sequence[RenderedDocument]) -> blake2b:
     for piece in pieces:
         for array in (piece.tokens, piece.labels, piece.loss_weights, piece.branch_ids, piece.units.grids):
             digest.update(array.tobytes())
+        for name in sorted(piece.columns):
+            digest.update(piece.columns[name].tobytes())
     return digest
 
 

@@ -18,7 +18,7 @@ from preshard.packer_service.ingest.source.file import DATASET, Fragment, Source
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
 from preshard.packer_service.ingest.source.listing import list_sources
-from preshard.packer_service.ingest.source.rows import parse_document, row_identity
+from preshard.packer_service.ingest.source.rows import parse_row, row_identity
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.document.shown import (
@@ -88,7 +88,7 @@ def show_document(
     try:
         if isinstance(found.row, DocumentError):
             raise found.row
-        document = parse_document(found.row, found.fragment.file.form, config.ignore_columns)
+        document = parse_row(found.row, found.fragment.file.form, config)
         pieces = render_pieces(document, found.fragment.file.media, config)
     except DocumentError as error:
         raise RejectedError(f"{found.location}: would be rejected: {error.code}: {error}") from None

