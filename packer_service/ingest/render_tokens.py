@@ -60,9 +60,10 @@ def _check_ids(renderer: Renderer, ids: Int64[np.ndarray, "tokens"]) -> None:
     outside = (ids < 0) | (ids >= tokenizer.entry.vocab_size)
     if outside.any():
         at = int(outside.argmax())
-        size = tokenizer.entry.vocab_size
+        last = tokenizer.entry.vocab_size - 1
         raise DocumentError(
-            "bad_row", f"input_ids[{at}] is {ids[at]}; the tokenizer has the ids 0 to {size - 1}; name the one that made them"
+            "bad_row",
+            f"input_ids[{at}] is {ids[at]}; the tokenizer has the ids 0 to {last}; name the one that made them",
         )
     named = [] if renderer.is_generic else map(tokenizer.token_id, (*family.row_tokens, *family.group_tokens))
     filled = np.isin(ids, [tokenizer.entry.image_id, *named])
