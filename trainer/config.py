@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import first_violation
+from preshard.schemas.model.devices import DeviceName
 from preshard.schemas.model.memory import Recompute
 from preshard.trainer.attention.bind import Kind
 from preshard.trainer.data.mixture import parse_weighted
@@ -123,6 +124,28 @@ class TrainConfig(BaseModel):
     keep_adapters: bool = Field(
         False, description="Export the adapters of --lora alone, as peft loads them, instead of merging them."
     )
+
+    dry_run: bool = Field(
+        False, description="Count what a step of one rank would hold, send and wait for, on a GPU that need not exist."
+    )
+    world: int | None = Field(
+        None, ge=1, description="Of --dry-run: processes of the job; by default those of one replica of the parameters."
+    )
+    gpu: DeviceName = Field("h100", description="Of --dry-run: the kind of device.")
+    cp_rank: int = Field(0, ge=0, description="Of --dry-run: which of the ranks that share the pack.")
+    pack: int | None = Field(None, ge=0, description="Of --dry-run: the pack; by default the one with most patches.")
+
+    @model_validator(mode="after")
+    def _dry_run_is_asked_for(self) -> Self:
+        for name in ("world", "pack", "cp_rank"):
+            if getattr(self, name) and not self.dry_run:
+                raise ValueError(f"{option(name)} is given without --dry-run; add --dry-run, or leave it out")
+        if self.cp_rank >= self.cp_size:
+            raise ValueError(
+                f"--cp-rank is {self.cp_rank}; --ring {self.ring} x --ulysses {self.ulysses} ranks share a pack: take "
+                f"0 to {self.cp_size - 1}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _checkpoint_options_have_a_folder(self) -> Self:

@@ -63,25 +63,14 @@ def run(
     shares = [group["lr"] / config.largest_lr for group in optimizer.param_groups]
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
-    tiles = TileLister.of(
-        config.attention,
-        mesh.cp,
-        exchange="needed",
-        device_type=device.type,
-        windows=work.windows,
-        groups=work.groups,
-    )
-    loader = make_loader(job.dataset, workers=config.workers, device=device, list_tiles=tiles)
-    batches: Iterator[RankBatch] = iter(loader)
-    if not job.dataset.is_mixture:  # a mixture's steps go on across the ends of its epochs
-        batches = whole_steps(batches, job)
+    batches = read_batches(job, mesh, device, work)
     saves = None
     if config.checkpoint is not None:
         saves = Checkpoints(config.checkpoint, keep=config.keep, beside=config.async_save)
     with profiled(config.profile) as profiler:
         for step in range(job.start.step + 1, config.steps + 1):
             began = time.perf_counter()
-            local, data = _add_gradients(job, mesh, model, work, batches, device)
+            local, data = add_gradients(job, mesh, model, work, batches, device)
             totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
             lr = learning_rate(step, config)
             apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip, shares=shares)
@@ -102,6 +91,21 @@ def run(
     return _finish(job, model, job.start.step)
 
 
+def read_batches(job: Job, mesh: Mesh, device: torch.device, work: StepWork) -> Iterator[RankBatch]:
+    """This rank's batches without end, from where the job starts."""
+    tiles = TileLister.of(
+        job.config.attention,
+        mesh.cp,
+        exchange="needed",
+        device_type=device.type,
+        windows=work.windows,
+        groups=work.groups,
+    )
+    loader = make_loader(job.dataset, workers=job.config.workers, device=device, list_tiles=tiles)
+    batches: Iterator[RankBatch] = iter(loader)
+    return batches if job.dataset.is_mixture else whole_steps(batches, job)  # a mixture's steps cross its epochs' ends
+
+
 def _finish(job: Job, model: PackedModel, step: int) -> int:
     """Writes the model if this step was the last; returns the step."""
     config = job.config
@@ -111,12 +115,15 @@ def _finish(job: Job, model: PackedModel, step: int) -> int:
     return step
 
 
-def build_model(job: Job, mesh: Mesh, device: torch.device) -> PackedModel:
+def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | None = None) -> PackedModel:
     """The job's model, sharded over the ranks of a replica, of which none holds the whole. All ranks call this.
 
-    Before a checkpoint is loaded its parameters hold anything.
+    Before a checkpoint is loaded its parameters hold anything. ``weights`` says where they come from, if not the job.
     """
     config = job.config
+    if weights is None:
+        resumed = job.checkpoint is not None and config.lora is None
+        weights = "none" if resumed else "random" if config.from_scratch else "folder"
 
     def shard(model: nn.Module) -> PackedModel:
         applied = config.parts.apply(model)  # before blocks are computed again, for which peft would have inputs learn
@@ -132,12 +139,11 @@ def build_model(job: Job, mesh: Mesh, device: torch.device) -> PackedModel:
         end_backward_at_decoder(applied)
         return packed
 
-    weights: Weights = "random" if config.from_scratch else "folder"
     return load_sharded(
         config.model,
         shard,
         dtype=_parameter_dtype(config.dtype),
-        weights="none" if job.checkpoint is not None and config.lora is None else weights,
+        weights=weights,
         seed=config.seed,
         device=device,
     )
@@ -181,7 +187,7 @@ def _parameter_dtype(name: str) -> torch.dtype:
     return torch.float32 if name == "bfloat16" else DTYPES[name]
 
 
-def _add_gradients(
+def add_gradients(
     job: Job,
     mesh: Mesh,
     model: PackedModel,

@@ -15,6 +15,7 @@ from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.config import DTYPES, TrainConfig
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
+from preshard.trainer.distributed.mesh import Mesh, build_mesh
 from preshard.trainer.export import check_export
 from preshard.trainer.fit import FitEstimate, resolve
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
@@ -119,6 +120,18 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
         evaluation=evaluation,
         memory=memory,
         trains=trains,
+    )
+
+
+def make_mesh(config: TrainConfig, world_size: int, device_type: str) -> Mesh:
+    """The mesh of a job's processes, by its degrees."""
+    return build_mesh(
+        device_type,
+        dp_replicate=config.dp_replicate(world_size),
+        dp_shard=config.dp_shard,
+        ring_degree=config.ring,
+        ulysses_degree=config.ulysses,
+        cp_fsdp=config.cp_fsdp,
     )
 
 

@@ -22,11 +22,12 @@ with needed("trainer", "training", "train"):
 import torch.distributed as dist
 
 from preshard.schemas.files.secrets import without_secrets
-from preshard.trainer.distributed.mesh import build_mesh
 from preshard.trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
+from preshard.trainer.dry_run.report import describe
+from preshard.trainer.dry_run.run import dry_run
 from preshard.trainer.loop import run
 from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles
-from preshard.trainer.setup import Job, prepare
+from preshard.trainer.setup import Job, make_mesh, prepare
 
 T = TypeVar("T")
 
@@ -76,14 +77,7 @@ class StopRequest:
 def train(job: Job, here: Processes) -> int:
     """Runs a prepared job on this process, writes its metrics and prints its lines. Returns the exit status."""
     config = job.config
-    mesh = build_mesh(
-        here.device.type,
-        dp_replicate=config.dp_replicate(here.world_size),
-        dp_shard=config.dp_shard,
-        ring_degree=config.ring,
-        ulysses_degree=config.ulysses,
-        cp_fsdp=config.cp_fsdp,
-    )
+    mesh = make_mesh(config, here.world_size, here.device.type)
     if here.rank == 0:
         click.echo(without_secrets(_describe_start(job, here.world_size)), err=True)
     writers: list[MetricsFile | TensorBoardFiles] = []
@@ -150,6 +144,8 @@ def _line(figures: StepFigures) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done; 1 failed or stopped; 2 something does not fit, found before the first step."""
     config, problem = _attempt(lambda: _parse(arguments))
+    if config is not None and config.dry_run:
+        _dry_run(config)
     here, missing = _attempt(lambda: start_processes(config.device if config is not None else "cpu"))
     # even without the requested device, the ranks must learn of each other's problems
     here = here or joined()
@@ -170,6 +166,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(train(job, here))
     except Exception as error:  # whatever it is, the other ranks are in the middle of a step
         _end(here, error)
+
+
+def _dry_run(config: TrainConfig) -> NoReturn:
+    """Counts a step of one rank, prints what it found, and ends the process: it needs no other one."""
+    found, problem = _attempt(lambda: dry_run(config))
+    if found is None:
+        click.echo(without_secrets(f"trainer: {problem}"), err=True)
+        sys.exit(2)
+    click.echo("\n".join(describe(found)))
+    sys.exit(0)
 
 
 def _parse(arguments: Sequence[str] | None) -> TrainConfig:

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from preshard.packer_service.cli.options import allowed_media, config_options, say, source_options, with_source_options
-from preshard.packer_service.report.advice.hardware import DEVICES
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.devices import DEVICES
 
 
 def _devices(command: Any) -> Any:

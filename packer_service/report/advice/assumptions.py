@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from preshard.packer_service.report.advice.figures import Assumption
-from preshard.packer_service.report.advice.hardware import Device
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
+from preshard.schemas.model.devices import Device
 from preshard.schemas.model.dimensions import ModelDimensions
 
 PREMISES = (

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from preshard.packer_service.report.advice.hardware import DEVICES, Device, DeviceName
 from preshard.schemas.config import CostConfig, Width
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import first_violation
+from preshard.schemas.model.devices import DEVICES, Device, DeviceName
 from preshard.schemas.model.memory import Recompute
 
 MAX_GPUS = 2**17

@@ -129,4 +129,5 @@ class _Saved:
 def _identity(tensor: Tensor) -> tuple[object, ...]:
     """The same for two tensors of the same elements in the same memory. Handed in again, they may lie elsewhere."""
     plain = tensor.squeeze()
-    return tensor.data_ptr(), plain.dtype, plain.shape, plain.stride()
+    memory = tensor.untyped_storage()._cdata, tensor.storage_offset()  # tensors without memory have no address
+    return memory, plain.dtype, plain.shape, plain.stride()

@@ -1,0 +1,162 @@
+"""A step on a device that is not there: what it holds, sends and waits for, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.config import make_config
+from preshard.trainer.dry_run import guard
+from preshard.trainer.dry_run.device import fake_cuda
+from preshard.trainer.dry_run.ledger import Ledger
+from preshard.trainer.dry_run.report import describe
+from preshard.trainer.dry_run.run import DryRun, dry_run
+
+pytestmark = [
+    pytest.mark.process,  # the packs are made by a job
+    pytest.mark.skipif(guard.compiler() is None, reason="no C++ compiler to build trainer/dry_run/guard.cpp"),
+]
+
+Folders = Callable[[str], Path]
+
+READS_TOTALS = "tolist in trainer/step.py"
+"""The one place where a step waits: for the sums of all ranks, when its gradients are there."""
+
+
+def run(folder_of: Folders, family: str = "qwen3_vl", **given: Any) -> DryRun:
+    folder = folder_of(family)
+    plain = {"data": str(folder / "dataset"), "model": folder / "model", "steps": 1, "dry_run": True}
+    return dry_run(make_config({**plain, **given}))
+
+
+@pytest.mark.parametrize("kind", ["gather", "ring", "ulysses"])
+def test_what_a_step_waits_for(folder_of: Folders, kind: str) -> None:
+    """Fails when a step waits for the device but once, waits for a copy to it, or copies memory that is not
+    page-locked: the host then stops until all that was started before has ended.
+    """
+    found = run(folder_of, ring=4, attention=kind, recompute="selective", world=8)
+    assert [place.rpartition(":")[0] for place in found.waits] == [READS_TOTALS]
+    assert not found.blocking
+    assert not found.pageable
+    assert found.kernels_of("attention") > 0
+
+
+def test_memory_by_parts(folder_of: Folders) -> None:
+    """Fails when a part of memory is not counted or not freed: parameters of which a rank holds its share, AdamW's two
+    means of each, gradients and logits at the peak; or when a step comes to hold more than it did.
+    """
+    found = run(folder_of, ring=4, recompute="none")
+    config = json.loads((folder_of("qwen3_vl") / "model" / "config.json").read_text())
+    assert found.parts["optimizer"] == pytest.approx(2 * found.parts["parameters"], rel=0.05)
+    assert found.state == pytest.approx(found.parts["parameters"] + found.parts["optimizer"], rel=0.01)
+    embedding = config["text_config"]["vocab_size"] * config["text_config"]["hidden_size"] * 4 // 4
+    assert embedding < found.parts["parameters"] < 20 * embedding
+    assert {"gathered", "activations", "encoder", "attention"} <= set(found.parts)
+    assert sum(found.parts.values()) == found.peak == max(found.peaks.values())
+    assert found.peak < RECORDED
+
+
+RECORDED = 7_400_000
+"""Bytes that a step may hold at once, 5% more than it held when this was written."""
+
+
+def test_saving_memory_saves_it(folder_of: Folders) -> None:
+    """Fails when the ways to save memory do nothing on a GPU: recomputation, offloading to the host, fewer logits."""
+    plain = run(folder_of, "qwen3", recompute="none", logits_mib=1)
+    full = run(folder_of, "qwen3", recompute="full", logits_mib=1)
+    away = run(folder_of, "qwen3", recompute="full", logits_mib=1, offload="host")
+    assert plain.peaks["backward"] > full.peaks["backward"] >= away.peaks["backward"]
+    assert away.host > plain.host == full.host == 0
+    assert full.kernels_of("products") > plain.kernels_of("products")
+
+
+def test_ranks_that_are_not_there(folder_of: Folders) -> None:
+    """Fails when other ranks change what this one sends: with twice the ranks a pack, half of the tokens; parameters
+    over twice the ranks, half of the state.
+    """
+    one, more = run(folder_of, ring=2), run(folder_of, ring=4, world=8, dp_shard=2, cp_rank=3, pack=1)
+    assert more.tokens * 2 == one.tokens
+    assert more.rank % 4 == 3
+    assert more.packs == [1]
+    assert more.state == pytest.approx(one.state / 4, rel=0.2)  # tensors of a few bytes are rounded
+    for found in (one, more):
+        kinds = {kind for _, kind in found.collectives}
+        assert {"alltoall_base", "reduce_scatter_base"} <= kinds
+    assert any("no GPU has confirmed" in line for line in describe(more))
+
+
+def test_waits_and_copies_are_noticed() -> None:
+    """Fails when the ledger does not see what it is there to see."""
+    ledger = Ledger()
+    pinned = torch.zeros(3)
+    with fake_cuda(2**30, ledger.wait), ledger:
+        values = torch.zeros(4, device="cuda")
+        for wait in (lambda: values.sum().item(), values.tolist, lambda: values.to("cpu"), torch.cuda.synchronize):
+            before = ledger.waits.total()
+            wait()
+            assert ledger.waits.total() == before + 1
+        with pytest.raises(Exception, match=r"Dynamic|data-dependent|nonzero"):
+            torch.nonzero(values)
+        pinned.pin_memory().to("cuda", non_blocking=True)
+        assert not ledger.blocking
+        assert not ledger.pageable
+        pinned.pin_memory().to("cuda")
+        assert (ledger.blocking.total(), ledger.pageable.total()) == (1, 0)
+        torch.zeros(3).to("cuda", non_blocking=True)
+        assert (ledger.blocking.total(), ledger.pageable.total()) == (1, 1)
+        before = ledger.live
+        more = torch.zeros(1000, device="cuda")
+        assert ledger.live == before + 4096
+        del more
+        assert ledger.live == before
+
+
+def test_nothing_stays(folder_of: Folders) -> None:
+    """Fails when a dry run leaves its device behind: torch would take CUDA for there, and other tests for CUDA's."""
+    run(folder_of, "qwen3")
+    assert not dist.is_initialized()
+    assert torch.accelerator.current_accelerator() is None or torch.cuda.is_available()
+    assert torch.autograd.is_multithreading_enabled()
+    leaf = torch.ones(2, requires_grad=True)
+    (leaf * 2).sum().backward()
+    gradient = leaf.grad
+    assert isinstance(gradient, Tensor)
+    assert gradient.tolist() == [2, 2]
+    assert not leaf.is_pinned()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dry_run": False, "world": 8}, "--world is given without --dry-run"),
+        ({"cp_rank": 4, "ring": 4}, "--cp-rank is 4; --ring 4 x --ulysses 1 ranks share a pack: take 0 to 3"),
+        ({"pack": 10**6}, "--pack is 1000000; the dataset has the packs 0 to"),
+        ({"ring": 4, "world": 6}, "6 processes do not divide by"),
+    ],
+)
+def test_what_is_refused(folder_of: Folders, given: dict[str, Any], message: str) -> None:
+    """Fails when an option without effect is taken, or a rank or pack that does not exist."""
+    with pytest.raises(ConfigError, match=message):
+        run(folder_of, "qwen3", **given)
+
+
+def test_a_machine_without_a_compiler(folder_of: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the missing compiler ends in a traceback, or what was compiled before is not found again."""
+    run(folder_of, "qwen3")
+    monkeypatch.setattr(guard, "compiler", lambda: None)
+    run(folder_of, "qwen3")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="finds no compiler: install g"):
+        run(folder_of, "qwen3")
+    monkeypatch.setattr(guard, "compiler", lambda: "false")
+    with pytest.raises(ConfigError, match="false does not compile"):
+        run(folder_of, "qwen3")
+    assert not list((tmp_path / "preshard").iterdir())
