@@ -161,7 +161,6 @@ class CostConfig(_Section):
     vocab_size: Width = Field(151936, description="Rows of the output projection.")
     vision_hidden_size: Width = Field(1152, description="Width of the vision encoder.")
     vision_num_layers: Width = Field(25, description="Layers of the vision encoder that run; Molmo2 drops two of 27.")
-    vision_num_attention_heads: Width = Field(16, description="Heads of the vision encoder.")
     vision_intermediate_size: Width = Field(4304, description="Width of the vision encoder's MLP.")
     attention_tflops: float = Field(
         400.0, gt=0, le=1e9, description="Speed of the attention kernel, to weigh tiles and keys."

@@ -1,4 +1,7 @@
-"""Numbers that the format and the configuration fix: defaults, limits, and which lengths divide."""
+"""Numbers that the format and the configuration fix: limits, and which lengths divide.
+
+Defaults and largest values stand in docs/packing.md, which a test compares.
+"""
 
 from __future__ import annotations
 
@@ -18,117 +21,6 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TILE
 from preshard.schemas.manifest import DocumentSpan, Manifest
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays, dense_mask
-
-DEFAULTS: dict[str, Any] = {
-    "seq_len": 36864,
-    "max_images": 384,
-    "max_patches": None,
-    "model": None,
-    "chat_template": None,
-    "tokenizer": "tekken",
-    "special_tokens": {"bos": None, "eos": None, "image": None},
-    "vision": {"image_size": 378, "patch_size": 14, "pool_size": 3, "max_crops": 1},
-    "images": {"backend": "torchvision", "pages": "reject", "pdf_dpi": 144},
-    "video": {"fps": 2.0, "max_frames": 384},
-    "image_format": "jpeg",
-    "decoder_mib": 512,
-    "jpeg_quality": 90,
-    "bidirectional": "within_image",
-    "annotation_weight": "none",
-    "form": "auto",
-    "ignore": [],
-    "split": None,
-    "source": "from_row",
-    "ignore_columns": [],
-    "ignore_fields": [],
-    "token_columns": {},
-    "turns": "whole",
-    "oversize": "reject",
-    "mixture": {},
-    "epochs": 1,
-    "cp_sizes": [1, 2, 4, 8],
-    "ring_degrees": [1, 2, 4, 8],
-    "layouts": ["contiguous", "zigzag", "balanced_ring", "balanced_gather"],
-    "block_size": 128,
-    "packs_per_shard": 16,
-    "order": {"seed": 0, "window": 64},
-    "cost": {
-        "hidden_size": 4096,
-        "num_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 12288,
-        "vocab_size": 151936,
-        "vision_hidden_size": 1152,
-        "vision_num_layers": 25,
-        "vision_num_attention_heads": 16,
-        "vision_intermediate_size": 4304,
-        "attention_tflops": 400.0,
-        "link_gb_per_s": 50.0,
-    },
-}
-
-RANGES: dict[str, tuple[Any, Any, float]] = {
-    "seq_len": (16, 2**27, 16),
-    "vision.image_size": (1, 8192, 1),
-    "vision.patch_size": (1, 8192, 1),
-    "vision.pool_size": (1, 8192, 1),
-    "vision.max_crops": (1, 256, 1),
-    "video.fps": (1e-9, 1000.0, 1e-9),
-    "video.max_frames": (1, 2**20, 1),
-    "decoder_mib": (256, 2**20, 1),
-    "images.pdf_dpi": (18, 1200, 1),
-    "jpeg_quality": (1, 100, 1),
-    "order.seed": (0, 2**63 - 1, 1),
-    "order.window": (1, 2**20, 1),
-    "block_size": (1, 2**20, 1),
-    "packs_per_shard": (1, 2**16, 1),
-    "max_images": (1, 2**27, 1),
-    "max_patches": (1, 2**31, 1),
-    "cost.hidden_size": (1, 2**24, 1),
-    "cost.attention_tflops": (1e-9, 1e9, 1e-9),
-    "cost.link_gb_per_s": (1e-9, 1e9, 1e-9),
-}
-"""The least and the largest legal value of each number, and the step to the first that is not."""
-
-
-def changed(path: str, value: Any) -> dict[str, Any]:
-    """A configuration in which everything divides, with one value changed."""
-    values: dict[str, Any] = {"seq_len": 16 if path != "block_size" else 8, "block_size": 1}
-    values |= {"vision": {"image_size": 1, "patch_size": 1}, "ring_degrees": [1, 2, 4, 8]}
-    section, _, name = path.rpartition(".")
-    if section:
-        values[section] = {**values.get(section, {}), name: value}
-    else:
-        values[path] = value
-    if path == "block_size":
-        values |= {"seq_len": 16 * value if value > 0 else 16}
-    if path == "vision.patch_size":
-        values["vision"]["image_size"] = min(max(value, 1), 8192)
-    return values
-
-
-def test_the_defaults_are_those_of_the_pages() -> None:
-    """Fails when a default changes unnoticed: the same command would give another dataset."""
-    assert PackConfig().model_dump(mode="json") == DEFAULTS
-
-
-@pytest.mark.parametrize("path", RANGES)
-def test_the_least_and_the_largest_value_are_legal_and_the_next_are_not(path: str) -> None:
-    """Fails when a limit moves by one."""
-    least, largest, step = RANGES[path]
-    name = path.rpartition(".")[2]
-    for legal in (least, largest):
-        if legal is not None:
-            config: Any = parse_config(changed(path, legal))
-            for part in path.split("."):
-                config = getattr(config, part)
-            assert config == legal
-    for illegal in (least - step, None if largest is None else largest + max(step, largest * 1e-15)):
-        if illegal is not None:
-            with pytest.raises(ConfigError, match=name):
-                parse_config(changed(path, illegal))
 
 
 def numbers(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -34,7 +34,6 @@ UNANSWERED = {
     "decoder_mib": "a plan decodes nothing",
     "turns": NO_TEXT,
     "packs_per_shard": NO_FILE,
-    "cost.vision_num_attention_heads": "the encoder's work depends on its width, not on how many heads share it",
 }
 """Keys (or sections) that no figure of a plan depends on, and why."""
 
