@@ -28,6 +28,7 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.local import LocalExecutor
+from preshard.packer_service.runtime.progress import NoProgress
 from preshard.schemas.config import PackConfig
 
 if TYPE_CHECKING:
@@ -172,17 +173,9 @@ def stopping() -> type[StoppingExecutor]:
     return StoppingExecutor
 
 
-class Silent:
-    """A progress that says nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
-
-
 @pytest.fixture(scope="session")
-def progress() -> Silent:
-    return Silent()
+def progress() -> NoProgress:
+    return NoProgress()
 
 
 @pytest.fixture(scope="session")
@@ -274,7 +267,7 @@ def _write_tiny_source(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_dataset(made_once: MadeOnce, tiny_source: Path, tiny_config: PackConfig, progress: Silent) -> Path:
+def tiny_dataset(made_once: MadeOnce, tiny_source: Path, tiny_config: PackConfig, progress: NoProgress) -> Path:
     """The tiny source packed in one process. Read only: copy it before changing anything."""
 
     def make(folder: Path) -> None:
@@ -351,7 +344,7 @@ def ray_session() -> Iterator[None]:
 def demo_dataset(
     made_once: MadeOnce,
     demo: tuple[Path, dict[str, int], list[str]],
-    progress: Silent,
+    progress: NoProgress,
 ) -> Path:
     """Half of the demo ``source``, beside it, packed as `make demo` does it. Read only: copy it to change it."""
 

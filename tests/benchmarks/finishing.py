@@ -33,20 +33,13 @@ from made_records import CONFIG, TARGET, MadeRecords  # noqa: E402
 
 from preshard.packer_service.job.finish import finish  # noqa: E402
 from preshard.packer_service.job.resume import kept_shards  # noqa: E402
+from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts  # noqa: E402
 from preshard.schemas.manifest import MANIFEST  # noqa: E402
 
 ASKS = ("entries", "sizes", "size", "is_file", "exists", "read", "open", "stream", "write", "writer", "delete_all")
 """Methods of a folder that send a request."""
-
-
-class Quiet:
-    """A progress that says nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
 
 
 class Processes:
@@ -99,7 +92,7 @@ def _step(step: str, made: MadeRecords, out: Path) -> dict[str, Any]:
     executor, requests, before, began = Processes(), _count_requests(), _peak_mib(), time.monotonic()
     folder, cpu = Folder(str(out)), time.process_time()
     if step == "resume":
-        kept = kept_shards(folder, made.n_shards, executor=executor, few_bytes=0, progress=Quiet())
+        kept = kept_shards(folder, made.n_shards, executor=executor, few_bytes=0, progress=NoProgress())
         assert kept.all()
     elif step == "finish":
         finish(
@@ -111,7 +104,7 @@ def _step(step: str, made: MadeRecords, out: Path) -> dict[str, Any]:
             unread={},
             carried=[],
             executor=executor,
-            progress=Quiet(),
+            progress=NoProgress(),
         ).write_manifest(folder)
     else:
         _, shards = decode_manifest_parts(folder.read(MANIFEST), MANIFEST)

@@ -41,6 +41,7 @@ from service import Client  # noqa: E402
 
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.schemas.config import parse_config  # noqa: E402
 from tests.support.hostile_datasets import write_hostile  # noqa: E402
 from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served  # noqa: E402
@@ -56,21 +57,13 @@ PAUSE_SECONDS = 0.2
 HOSTILE_CLIENTS = 20
 
 
-class Quiet:
-    """A progress that says nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: dict[str, int]) -> None: ...
-
-
 def write_healthy(folder: Path) -> None:
     """Packs some texts."""
     source = folder.with_name("rows.jsonl")
     rows = [{"id": f"text-{i}", "text": f"line {i} of a text. " * (5 + i)} for i in range(60)]
     source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     values = {"seq_len": 2048, "cp_sizes": [1, 2], "ring_degrees": [1, 2], "block_size": 64, "packs_per_shard": 2}
-    pack([str(source)], str(folder), parse_config(values | {"order": {"window": 2}}), PlainExecutor(), Quiet())
+    pack([str(source)], str(folder), parse_config(values | {"order": {"window": 2}}), PlainExecutor(), NoProgress())
     source.unlink()
 
 

@@ -45,6 +45,7 @@ from preshard.packer_service.ingest.media.shape import VideoFrames  # noqa: E402
 from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 
 SIZE = (378, 378)
 PART_SECONDS = 60
@@ -142,14 +143,6 @@ def job(path: Path, clips: Clips, folder: Path) -> str:
     return f"{spent[0]:.1f} | {spent[1]:.1f} | {spent[0] / spent[1]:.2f}"
 
 
-class Quiet:
-    """A progress that says nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
-
-
 def _row(number: int, name: str, clip: tuple[float, float]) -> dict[str, Any]:
     video = {"type": "video", "video": name, "start": clip[0], "end": clip[1]}
     question = [video, {"type": "text", "text": f"What happens here, part {number}?"}]
@@ -173,7 +166,7 @@ def main() -> None:
     parser.add_argument("--pack", nargs=2, metavar=("SOURCE", "OUT"), help="Only packs, in one process.")
     chosen = parser.parse_args()
     if chosen.pack:
-        pack([chosen.pack[0]], chosen.pack[1], load_config(None, []), PlainExecutor(), Quiet())
+        pack([chosen.pack[0]], chosen.pack[1], load_config(None, []), PlainExecutor(), NoProgress())
         return
     width, height = map(int, chosen.size.split("x"))
     print(f"{chosen.minutes} min of {width} x {height} at {FRAME_RATE} frames a second; {hardware()}\n")

@@ -48,6 +48,7 @@ from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.layout.mask import MaskIndex  # noqa: E402
 from preshard.packer_service.packs.pack import configured_layouts  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.schemas.codec import decode_manifest, encode_layouts, encode_sequence  # noqa: E402
 from preshard.schemas.config import stored_config  # noqa: E402
 from preshard.schemas.files.checksum import crc32c  # noqa: E402
@@ -72,17 +73,9 @@ CHANGES = {
 BOTH_WAYS = list(CHANGES)[:2]
 
 
-class Mute:
-    """A progress that says nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
-
-
 def packed(sources: Sequence[Path], out: Path, settings: list[str]) -> None:
     names = [str(source) for source in sources]
-    pack(names, str(out), load_config(None, settings, names), PlainExecutor(), Mute())
+    pack(names, str(out), load_config(None, settings, names), PlainExecutor(), NoProgress())
 
 
 def copied(dataset: Path, out: Path) -> None:

@@ -20,6 +20,7 @@ from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.planning.measured import find_measured
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.plan.order import straggler_ratio
+from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.manifest import WORK
@@ -27,14 +28,6 @@ from preshard.schemas.manifest import WORK
 DP_SIZE = 64
 TASKS_OF_A_PROCESS = 8
 """A process ends after so many tasks, as Ray's do after some: its memory is what a few in a row leave."""
-
-
-class Quiet:
-    """A progress that says nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
 
 
 class Peak:
@@ -88,7 +81,7 @@ def drive(out: Path, processes: int, partition: int, tables: str) -> None:
     file = SourceFile(label="rows.jsonl", uri="/rows.jsonl", kind="jsonl", size=1, mtime_ns=0)
     fragments = [Fragment(file=file, start=i, end=i + 1) for i in range(n_fragments)]
     planner = PartitionPlanner(
-        work=folder, config=PackConfig(), executor=executor, progress=Quiet(), partition_rows=partition
+        work=folder, config=PackConfig(), executor=executor, progress=NoProgress(), partition_rows=partition
     )
     began = time.perf_counter()
 
@@ -108,7 +101,7 @@ def drive(out: Path, processes: int, partition: int, tables: str) -> None:
     plan_mib, bytes_of = [peak.mib(), executor.peak_mib], dict[str, int]()
     if tables:
         config = PackConfig() if tables == "full" else FEW_LOADS
-        took, bytes_of = write_tables(out, plan, executor, config, Quiet())
+        took, bytes_of = write_tables(out, plan, executor, config, NoProgress())
         seconds |= took
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     found = {

@@ -30,19 +30,12 @@ from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.ingest.media.reach import AllowedMedia  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.manifest import Manifest  # noqa: E402
 
 SMALL_FILE_REQUESTS = 2
 """Requests for a medium: its size and its bytes."""
-
-
-class Silent:
-    """Progress that nobody looks at."""
-
-    def note(self, text: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +59,7 @@ def packed(
     source = folder / "rows.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     for attempt in ("first", "second"):
-        done = pack([str(source)], str(folder / attempt), config, PlainExecutor(), Silent(), media=media)  # type: ignore[arg-type]
+        done = pack([str(source)], str(folder / attempt), config, PlainExecutor(), NoProgress(), media=media)  # type: ignore[arg-type]
     return done.manifest, json.loads((folder / "second" / "run.json").read_bytes())
 
 

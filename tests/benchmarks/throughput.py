@@ -62,19 +62,11 @@ from preshard.packer_service.job.planning.partitions import PartitionPlanner  # 
 from preshard.packer_service.job.writing.read import ShardDocument, read_shard  # noqa: E402
 from preshard.packer_service.job.writing.records import build_and_keep  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.packer_service.runtime.ray import RayExecutor, ray_cluster  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.manifest import WORK  # noqa: E402
-
-
-class Quiet:
-    """A progress that says nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
-
 
 Clip = tuple[str, list[int]]
 """A video's path and the ticks of its frames."""
@@ -160,7 +152,7 @@ def plan_of(fragments: list[Fragment], config: PackConfig, work: Path) -> Planne
     """The plan of a source, made in this process."""
     measure = partial(measure_and_keep, config=config, work=str(work))
     kept = {number: measure((number, fragment)).kept for number, fragment in enumerate(fragments)}
-    planner = PartitionPlanner(work=Folder(str(work)), config=config, executor=PlainExecutor(), progress=Quiet())
+    planner = PartitionPlanner(work=Folder(str(work)), config=config, executor=PlainExecutor(), progress=NoProgress())
     planner.merge(fragments, kept)
     return planner.plan(list(dict.fromkeys(fragment.file for fragment in fragments)), {})
 
@@ -224,7 +216,7 @@ def fixed_costs(source: Path, folder: Path, config: PackConfig) -> None:
 
     job._commit = stop  # all is written, and the dataset not yet whole
     try:
-        job.pack([str(source)], str(out), config, PlainExecutor(), Quiet())
+        job.pack([str(source)], str(out), config, PlainExecutor(), NoProgress())
     except KeyboardInterrupt:
         pass
     finally:

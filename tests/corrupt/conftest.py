@@ -31,6 +31,7 @@ from preshard.packer_service.layout.needs import key_blocks_needed
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.verify import Verdict
 from preshard.schemas.codec import encode_index, seal_manifest, tar_member
 from preshard.schemas.codec import encode_json as encode_record
@@ -45,14 +46,6 @@ from preshard.schemas.manifest import LayerMasks, Manifest
 from preshard.schemas.schemes import segment_edges, zigzag_runs
 from preshard.schemas.sequence import PackedSequence
 from preshard.schemas.tables import TABLES
-
-
-class Silent:
-    def note(self, message: str) -> None:
-        pass
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None:
-        pass
 
 
 def _turns(question: list[Any] | str, answer: str) -> list[dict[str, Any]]:
@@ -103,7 +96,7 @@ def packed(
     def run(*settings: str, source: Path = mixed_source) -> Path:
         out = tmp_path_factory.mktemp("dataset") / "dataset"
         config = load_config(None, [*tiny_settings, *settings])
-        pack([str(source)], str(out), config, PlainExecutor(), Silent())
+        pack([str(source)], str(out), config, PlainExecutor(), NoProgress())
         return out
 
     return run
@@ -134,7 +127,7 @@ def packed_for(
         settings = [f"model={folder / 'model'}", "seq_len=4096", "max_images=64", "cp_sizes=[1]", "ring_degrees=[1]"]
         settings += ["oversize=reject", "layouts=[contiguous]", "video.max_frames=4", "order.window=1"]
         config = load_config(None, settings)
-        pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), Silent())
+        pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), NoProgress())
         return editable_of(folder / "dataset")
 
     return run
@@ -149,7 +142,7 @@ def sound(packed: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def verify() -> Callable[[Path], Verdict]:
     known = KnownShards()
-    return lambda folder: known.verify(folder, Silent())
+    return lambda folder: known.verify(folder, NoProgress())
 
 
 ENCODED: dict[bytes, tuple[list[bytes], bytes]] = {}

@@ -18,17 +18,9 @@ from preshard.packer_service.job.pack import pack
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.verify import Verdict
 from preshard.schemas.sequence import dense_mask
-
-
-class Silent:
-    def note(self, message: str) -> None:
-        pass
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None:
-        pass
-
 
 WINDOW, FULL_LAYERS, WINDOW_LAYERS = 100, 1, 3
 breaks = pytest.mark.breaks
@@ -46,7 +38,7 @@ def windowed(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     out = tmp_path_factory.mktemp("windowed") / "dataset"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "check_window", lambda *_: None)
-        pack([str(tiny_source)], str(out), config, PlainExecutor(), Silent())
+        pack([str(tiny_source)], str(out), config, PlainExecutor(), NoProgress())
     return out
 
 

@@ -38,7 +38,7 @@ from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.demo.media import package_folder  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
-from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
+from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress  # noqa: E402
 from preshard.packer_service.verify import verify_dataset  # noqa: E402
 from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, WORK  # noqa: E402
 
@@ -55,14 +55,6 @@ LOOK_SECONDS = 0.01
 """Between two looks at what a run has written."""
 SUBREAPER = 36
 """``PR_SET_CHILD_SUBREAPER`` of Linux: orphans become this process's children, so that none is lost from sight."""
-
-
-class Quiet:
-    """A progress that says nothing."""
-
-    def note(self, message: str) -> None: ...
-
-    def step(self, what: str, done: int, total: int, amounts: object = None) -> None: ...
 
 
 def write_source(folder: Path) -> int:
@@ -188,7 +180,7 @@ def load_once(folder: Path) -> None:
     source = folder / "loading"
     source.mkdir()
     (source / "rows.jsonl").write_text(json.dumps({"text": "A job that is not killed."}) + "\n", encoding="utf-8")
-    pack([str(source)], str(folder / "loaded"), load_config(None, SETTINGS), PlainExecutor(), Quiet())
+    pack([str(source)], str(folder / "loaded"), load_config(None, SETTINGS), PlainExecutor(), NoProgress())
 
 
 class Fork:
@@ -485,7 +477,7 @@ def end_faults(out: Path, whole: Undisturbed) -> list[str]:
     """Byte for byte as undisturbed, sound, and nothing beside it."""
     faults = [] if final_files(out) == whole.files else ["other bytes than undisturbed"]
     faults += [f"left: {path.name}" for path in out.rglob("*") if path.name.startswith(".tmp-") or path.name == WORK]
-    broken = verify_dataset(str(out), processes=1, progress=Quiet()).broken
+    broken = verify_dataset(str(out), processes=1, progress=NoProgress()).broken
     return faults + ["verify finds it broken"] * bool(broken)
 
 
