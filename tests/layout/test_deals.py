@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preshard.packer_service.layout.deals import NEAR, draw_pair, next_random, remainder
+from preshard.packer_service.layout.deals import next_random, remainder
 
 
 def test_the_generator_is_xorshift_in_64_bits():
@@ -16,21 +16,6 @@ def test_the_generator_is_xorshift_in_64_bits():
         expected ^= expected >> 7
         expected ^= expected << 17 & (1 << 64) - 1
         assert int(state) == expected != 0
-
-
-def test_every_second_pair_is_near():
-    # Fails when a pair is near on one side alone, or a first block lies outside: the search would read past its tables.
-    state, distances, blocks = np.uint64(1), set(), set()
-    for _ in range(4000):
-        state = np.uint64(next_random(state))
-        first, second = (int(block) for block in draw_pair(state, 40))
-        assert 0 <= first < 40
-        if state & np.uint64(1):
-            distances.add(second - first)
-        else:
-            blocks.add(second)
-    assert distances == {*range(-NEAR, 0), *range(1, NEAR + 1)}
-    assert blocks == set(range(40))
 
 
 def test_a_remainder_is_exact():
