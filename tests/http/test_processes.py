@@ -111,41 +111,11 @@ def front(hostile_root: Path) -> Iterator[Front]:
         yield front
 
 
-def test_an_answer_that_a_client_has_is_not_sent_again(front: Front) -> None:
-    """Fails when tags of the processes are not the listening one's, or what cannot be read is sent compressed."""
-    plain = front.get("/v1/datasets/tiny/packs")
-    small = front.get("/v1/datasets/tiny/packs", Accept_Encoding="gzip")
-    assert (plain.headers["content-encoding"], small.headers["content-encoding"]) == (None, "gzip")
-    assert len(small.body) < len(plain.body) / 2
-    assert plain.headers["etag"] == small.headers["etag"]
-    again = front.get("/v1/datasets/tiny/packs", If_None_Match=plain.headers["etag"])
-    assert (again.status, again.body) == (304, b"")
-
-
-def test_metrics_count_what_processes_answer(front: Front) -> None:
-    """Fails when requests that are answered elsewhere have no route, or the cache of the processes is not counted."""
-    front.get("/v1/datasets/tiny/packs/0")
-    lines = front.get("/metrics").body.decode().splitlines()
-    assert any('route="/v1/datasets/{name}/packs/{pack_id}",status="200"' in line for line in lines)
-    [kept] = [line for line in lines if line.startswith("preshard_cache_bytes ")]
-    assert float(kept.split()[1]) > 1000
-    [whole] = [line for line in lines if line.startswith('preshard_datasets{state="whole"}')]
-    assert float(whole.split()[1]) >= 3
-
-
 def ask_plan(front: Front, asked: dict[str, Any]) -> http.client.HTTPConnection:
     """Asks for a plan, and does not wait for it."""
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=LONG)
     connection.request("POST", "/v1/plan", json.dumps(asked), {"Content-Type": "application/json"})
     return connection
-
-
-def test_a_plan_has_a_process_of_its_own(front: Front) -> None:
-    """Fails when what names its datasets in the body cannot reach them."""
-    with contextlib.closing(ask_plan(front, {"dataset": "tiny"})) as connection:
-        answer = connection.getresponse()
-        packs = front.json("/v1/datasets/tiny")["counts"]["packs"]
-        assert (answer.status, json.loads(answer.read())["packs"]) == (200, packs)
 
 
 def test_a_plan_ends_with_its_client(served_root: Path) -> None:
