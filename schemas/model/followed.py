@@ -38,7 +38,7 @@ TEXT: dict[str, Mapping[str, Any]] = {
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"), _NO_WINDOW),
     **dict.fromkeys(("exaone4", "exaone_moe", "gemma3_text", "ministral", "mistral", "olmo3"), _WINDOW_4096),
     **dict.fromkeys(STATES, _PLAIN),
-    "gemma4_text": {"sliding_window": 512, "hidden_size_per_layer_input": 256},
+    "gemma4_text": {"sliding_window": 512},
     "cwm": {"sliding_window": 8192},
     "afmoe": {"sliding_window": 1024},
     "dots1": {"sliding_window": 4096, "layer_types": ["full_attention"]},
@@ -145,17 +145,13 @@ OPTIONS: dict[str, tuple[tuple[Any, ...], str, str]] = {
 }
 """Settings of any model: values that are followed, what any other does, and what would work."""
 
-_LARGE = "take Gemma 4 31B or 26B-A4B"
-
 OPTIONS_OF: dict[str, dict[str, tuple[tuple[Any, ...], str, str]]] = {
     "ernie4_5_moe": {"use_bias": OPTIONS["lm_head_bias"]},
     "mistral3": {
         "vision_feature_layer": ((None, -1), "while features are those of the encoder's last layer", _CAP[2]),
     },
     "gemma4_text": {
-        "hidden_size_per_layer_input": ((None, 0), "which gives each layer embeddings of its own", _LARGE),
-        "num_kv_shared_layers": ((None, 0), "by which layers share keys and values with others", _LARGE),
-        "use_bidirectional_attention": ((None, False, "vision"), "while packs of text are causal", _LARGE),
+        "use_bidirectional_attention": ((None, False, "vision"), *OPTIONS["use_bidirectional_attention"][1:]),
     },
 }
 """The same of one ``model_type``. The bias of Ernie is that of the output projection, too."""

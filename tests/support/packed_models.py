@@ -81,9 +81,23 @@ EAGER = ("gpt_oss",)
 
 _EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
 
+_SMALL_GEMMA = {
+    **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY + 64, "num_kv_shared_layers": 2},
+    **{"num_hidden_layers": 5, "use_double_wide_mlp": True, "attention_k_eq_v": False},
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
+"""What E2B and E4B have: embeddings of each layer, and last layers with the keys of those before."""
+
+_AUDIO = {
+    **{"model_type": "gemma4_audio", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"subsampling_conv_channels": [8, 4], "output_proj_dims": 16, "attention_chunk_size": 4},
+}
+"""An encoder of audio, which packs do not reach."""
+
 IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "internvl-windows": ("internvl", {"text_config": WINDOW}),
     "gemma4-experts": ("gemma4", {"text_config": _EXPERTS}),
+    "gemma4-small": ("gemma4", {"text_config": _SMALL_GEMMA, "audio_config": _AUDIO}),
 }
 """Models of images by the family and how their ``config.json`` differs from its own."""
 
@@ -150,7 +164,9 @@ def load_original(folder: Path, family: str) -> Any:
     import transformers
 
     auto = transformers.AutoModelForCausalLM if family in TEXT_MODELS else transformers.AutoModelForImageTextToText
-    attention = "eager" if family in EAGER else "sdpa"
+    attention: Any = "eager" if family in EAGER else "sdpa"
+    if "audio_config" in IMAGE_MODELS.get(family, ("", {}))[1]:  # whose encoder has no sdpa
+        attention = dict.fromkeys(("", "text_config", "vision_config"), attention)
     model = auto.from_pretrained(folder / "model", dtype=torch.float64, attn_implementation=attention)
     return experts_in_float64(model).train()
 

@@ -118,8 +118,8 @@ def _train(mesh: Mesh, packed: PackedModel, dataset: str, case: Case) -> Answer:
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
-    """The gradients of all parameters, one after the other; every parameter must have one."""
-    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    """The gradients of all parameters, one after the other; every parameter that trains must have one."""
+    missing = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
     assert not missing, f"no gradient: {missing}"
-    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    grads = [torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters()]
     return torch.cat([(g.full_tensor() if isinstance(g, DTensor) else g).double().flatten() for g in grads])

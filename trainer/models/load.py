@@ -111,12 +111,15 @@ def _attention(config: Any) -> Any:
     """Which attention each part of a model asks for."""
     if family_of(config) is None:
         return PACKED
-    return dict.fromkeys(("", *config.sub_configs), "sdpa") | {"text_config": PACKED}
+    # encoders of audio may have no sdpa, and packs do not reach them
+    seen = [name for name in config.sub_configs if name != "audio_config"]
+    return dict.fromkeys(("", *seen), "sdpa") | {"text_config": PACKED}
 
 
 def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
     """The model on the meta device. Its buffers have the dtypes that they have beside parameters in float32."""
-    auto = transformers.AutoModelForCausalLM if family_of(config) is None else transformers.AutoModelForImageTextToText
+    family = family_of(config)
+    auto = transformers.AutoModelForCausalLM if family is None else transformers.AutoModelForImageTextToText
     try:
         with torch.device("meta"):
             model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=_attention(config))
@@ -134,4 +137,7 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
     follow_states(model)
+    for part in () if family is None else family.unused:
+        if (module := getattr(model.base_model, part, None)) is not None:
+            module.requires_grad_(False)
     return model

@@ -201,7 +201,8 @@ class PackedModel(nn.Module):
         """The local tokens with the features that fill some of them, as arguments of the language model's call."""
         assert self.family is not None
         embeddings = self.core.get_input_embeddings()(batch.tokens)
-        return self.family.embedded(embeddings, exchange(self._encode(batch, inputs)), exchange.slots)
+        given = self.family.embedded(embeddings, exchange(self._encode(batch, inputs)), exchange.slots)
+        return given | self.family.from_tokens(self.core, batch.tokens, exchange.slots)
 
     def _hidden(
         self, batch: RankBatch, attends: Mapping[int | None, Attend], given: dict[str, Any]

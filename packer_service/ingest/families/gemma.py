@@ -249,8 +249,6 @@ def read_gemma4(folder: ModelFolder, backend: ImageBackend) -> Gemma4Family:
     image = folder.image_processor(("Gemma4ImageProcessor",))
     video = folder.video_processor(("Gemma4VideoProcessor",))
     processor, vision = folder.processor(), folder.vision(ENCODER4)
-    if folder.config.get("audio_config") is not None:
-        raise ConfigError(f"model: audio_config of {CONFIG} is not followed, only null; take a model without audio")
     rows = [_rows(folder, section, own, vision) for section, own in ((image, 280), (video, 70))]
     normalised = {
         "image_normalised": bool(image.take("do_normalize", False)),

@@ -26,11 +26,16 @@ Inputs = Mapping[str, Tensor]
 Features = Float[Tensor, "rows wide"]
 Hidden = Float[Tensor, "local hidden"]
 Slots = Int64[Tensor, "rows"]
+Tokens = Int64[Tensor, "local"]
 
 
 def by_layer(features: Features, width: int) -> list[Float[Tensor, "rows hidden"]]:
     """The vectors of each row: those for the embeddings, then those for the first layers of the language model."""
     return list(features.split(width, dim=1))
+
+
+def _nothing_more(core: Any, tokens: Tokens, slots: Slots) -> dict[str, Any]:  # noqa: ARG001
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,8 @@ class ModelFamily:
         stand_in: the smallest inputs that the encoder takes, for a rank that holds no unit.
         fill: embeddings of the local tokens with rows in the slots that they fill.
         layers: which part of the features is for which layer.
+        from_tokens: further arguments of the language model's call, which it would make of token ids.
+        unused: parts of the model that no pack reaches, which do not train.
         since: the first version of ``transformers`` that has it.
     """
 
@@ -50,6 +57,8 @@ class ModelFamily:
     stand_in: Callable[[Any], dict[str, Tensor]]
     fill: Callable[[Hidden, Slots, Features], Hidden]
     layers: Callable[[Features, int], list[Features]] = by_layer
+    from_tokens: Callable[[Any, Tokens, Slots], dict[str, Any]] = _nothing_more
+    unused: tuple[str, ...] = ()
     since: Version = (5, 0)
 
     def embedded(self, embeddings: Hidden, features: Features, slots: Slots) -> dict[str, Any]:

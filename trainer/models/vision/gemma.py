@@ -9,7 +9,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from preshard.trainer.models.interface import OWN_FUNCTIONS
-from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily, move_to_model, replace_rows
+from preshard.trainer.models.vision.family import (
+    Features,
+    Inputs,
+    ModelFamily,
+    Slots,
+    Tokens,
+    move_to_model,
+    replace_rows,
+)
 from preshard.trainer.models.vision.internvl import encode_tiles
 
 
@@ -55,4 +63,19 @@ def _gemma4_stand_in(config: Any) -> dict[str, Tensor]:
     }
 
 
-GEMMA4 = ModelFamily(encode=_gemma4_encode, stand_in=_gemma4_stand_in, fill=replace_rows, since=OWN_FUNCTIONS)
+def _gemma4_from_tokens(core: Any, tokens: Tokens, slots: Slots) -> dict[str, Any]:
+    """The embeddings that E2B and E4B give to each layer. Where a row fills a token, they are those of padding."""
+    text = core.language_model
+    if not text.config.hidden_size_per_layer_input:
+        return {}
+    return {"per_layer_inputs": text.get_per_layer_inputs(tokens.index_fill(0, slots, text.config.pad_token_id)[None])}
+
+
+GEMMA4 = ModelFamily(
+    encode=_gemma4_encode,
+    stand_in=_gemma4_stand_in,
+    fill=replace_rows,
+    from_tokens=_gemma4_from_tokens,
+    unused=("audio_tower", "embed_audio"),
+    since=OWN_FUNCTIONS,
+)
