@@ -24,6 +24,7 @@ class ModelDimensions:
         vision_width, vision_layers: of the encoder.
         vision_row: numbers that the layers keep for the backward pass which make a row of patches.
         source: where the dimensions are from.
+        layer_embeddings: parameters by which layers get embeddings of their own (Gemma 4 E2B and E4B).
     """
 
     hidden: int
@@ -40,6 +41,7 @@ class ModelDimensions:
     vision_layers: int
     source: str
     vision_row: int = 0
+    layer_embeddings: int = 0
 
     @property
     def layer_products(self) -> int:
@@ -57,8 +59,8 @@ class ModelDimensions:
 
     @property
     def embeddings(self) -> int:
-        """Parameters of the embedding and of the output projection."""
-        return self.hidden * self.vocab * (1 if self.tied else 2)
+        """Parameters of embeddings and of the output projection."""
+        return self.hidden * self.vocab * (1 if self.tied else 2) + self.layer_embeddings
 
     @property
     def parameters(self) -> int:
@@ -85,14 +87,17 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
     nested = config.get("text_config")
     text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
     hidden, heads = _positive(text, "hidden_size"), _positive(text, "num_attention_heads")
-    experts = next((text[name] for name in ("num_experts", "num_local_experts") if text.get(name)), None)
+    named = () if text.get("enable_moe_block") is False else ("num_experts", "num_local_experts")
+    experts = next((text[name] for name in named if text.get(name)), None)
     of_expert = text.get("moe_intermediate_size") if experts else None
     expert_width = _positive(text, "intermediate_size" if of_expert is None else "moe_intermediate_size")
     used = "top_k_experts" if text.get("top_k_experts") else "num_experts_per_tok"
     beside = _positive(text, "intermediate_size") if text.get("enable_moe_block") else 0
+    layers, given = _positive(text, "num_hidden_layers"), int(text.get("hidden_size_per_layer_input") or 0)
+    rows = _positive(text, "vocab_size_per_layer_input") if given else 0
     return ModelDimensions(
         hidden=hidden,
-        layers=_positive(text, "num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=_positive(text, "num_key_value_heads", heads),
         head_dim=_positive(text, "head_dim", hidden // heads),
@@ -105,6 +110,7 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         vision_layers=encoder.layers + encoder.windowed_layers if encoder else 0,
         source=source,
         vision_row=row_width(encoder) if encoder else 0,
+        layer_embeddings=layers * given * (rows + 3 * hidden),
     )
 
 

@@ -82,7 +82,7 @@ EAGER = ("gpt_oss",)
 _EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
 
 _SMALL_GEMMA = {
-    **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY + 64, "num_kv_shared_layers": 2},
+    **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY + 64, "num_kv_shared_layers": 2},
     **{"num_hidden_layers": 5, "use_double_wide_mlp": True, "attention_k_eq_v": False},
     "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
 }
@@ -188,7 +188,8 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
         given: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs.items()}
         if batch.model is not None and batch.model.row_ids:
             given[TYPES.get(batch.model.model_type, "mm_token_type_ids")] = _token_types(batch, own, rows)
-        given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
+        if model.config.model_type != "gemma4":  # whose encoder scales pixels in float32, and converts them then
+            given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
         if model.config.model_type in ("internvl", "mistral3"):
             del given["mm_token_type_ids"]
         if model.config.model_type == "qwen2_5_vl" and "video_grid_thw" in given:

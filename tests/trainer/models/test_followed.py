@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers_alone import load_transformers
 
 from preshard.packer_service.ingest.families.folder import READERS, load_family
 from preshard.packer_service.ingest.model import packed_for
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.dimensions import model_dimensions
 from preshard.schemas.model.followed import IMAGES, PASSES_WINDOW, TEXT, check_followed, check_window, window_of
 from preshard.trainer.models import load_model
 from preshard.trainer.models.families import FAMILIES
@@ -237,3 +239,18 @@ def test_sizes_that_fit_no_model_are_said_in_one_line(tmp_path: Path) -> None:
 def test_packer_and_trainer_have_the_same_families() -> None:
     """Fails when a family is added to one half and not to the list, or the other half."""
     assert READERS.keys() == FAMILIES.keys() == IMAGES.keys()
+
+
+def test_embeddings_of_each_layer_are_counted() -> None:
+    """Fails when the largest part of Gemma 4 E2B is left out of the memory that it needs."""
+    options = dict(FOLLOWED_OPTIONS)["gemma4_text"]
+    config = followed().tiny_config("gemma4_text", **options)
+    transformers = load_transformers()
+    made = {name: value for name, value in config.items() if name != "model_type"}
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.CONFIG_MAPPING["gemma4_text"](**made))
+    matrices = [x for name, x in model.named_parameters() if "per_layer" in name and x.ndim == 2]
+    assert len(matrices) == 2 + 2 * options["num_hidden_layers"]
+    found = model_dimensions(config, None, "test")
+    assert found.layer_embeddings == sum(matrix.numel() for matrix in matrices)
+    assert found.parameters > found.layer_embeddings > 0

@@ -38,6 +38,7 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("qwen3_next", "gather", "zigzag", {"ring": 4}, {"recompute": "selective"}),
     ("glm4v_moe", "gather", "balanced_ring", {"ring": 2}, {}),
     ("gemma4-experts", "ulysses", "zigzag", {"ulysses": 2}, {}),
+    ("gemma4-small", "gather", "contiguous", {"ring": 2}, {"recompute": "full"}),
     ("gemma3", "hybrid", "balanced_gather", {"ulysses": 2, "ring": 2}, {"recompute": "selective"}),
     ("mistral3", "hybrid", "zigzag", {"ulysses": 2, "ring": 2}, {"recompute": "full"}),
 ]
