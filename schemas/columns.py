@@ -1,4 +1,4 @@
-"""Columns that rows may bring besides text and media: numbers for each token, by their names and types."""
+"""Columns that rows may bring besides text and media: numbers for each token, and values of the document."""
 
 from __future__ import annotations
 
@@ -75,6 +75,22 @@ def _as_token_columns(given: Any) -> Any:
     return pairs
 
 
+KEPT_TYPES: dict[str, type] = {"string": str, "int": int, "float": float, "bool": bool}
+"""Types of columns that are kept with documents, as the configuration spells them."""
+
+Kept = str | int | float | bool | None
+"""What a document has in such a column; None where its row has nothing."""
+
+
+def _as_kept_columns(given: Any) -> Any:
+    """Names with their types, sorted, as :func:`_as_token_columns`."""
+    pairs = _pairs(given, "{quality: float, licence: string}")
+    for name, spelled in pairs:
+        if spelled not in KEPT_TYPES:
+            raise ValueError(f"{name} is {spelled!r:.100}; legal are {', '.join(KEPT_TYPES)}")
+    return pairs
+
+
 def _pairs(given: Any, example: str) -> tuple[tuple[str, Any], ...]:
     if isinstance(given, tuple):
         given = dict(given)
@@ -92,6 +108,10 @@ TokenColumns = Annotated[
     tuple[tuple[str, str], ...],
     BeforeValidator(_as_token_columns),
     PlainSerializer(dict, return_type=dict[str, str]),
+]
+
+KeptColumns = Annotated[
+    tuple[tuple[str, str], ...], BeforeValidator(_as_kept_columns), PlainSerializer(dict, return_type=dict[str, str])
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
-from preshard.schemas.columns import TokenColumn, TokenColumns, token_columns_of
+from preshard.schemas.columns import KeptColumns, TokenColumn, TokenColumns, token_columns_of
 from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, Scheme
@@ -26,6 +26,12 @@ SHOWN_CHARACTERS = 200
 MAX_DEGREES = 64
 """Each is solved and stored for every pack."""
 
+
+DOCUMENT_COLUMNS = (
+    *("doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "start", "length", "aligned_length"),
+    *("n_units", "n_images", "n_patches", "load", "truncated_tokens"),
+)
+"""Columns that ``documents.parquet`` always has."""
 
 MAX_WEIGHT = 1000
 """Most copies of a document in an epoch; each is packed in a pass of its own."""
@@ -229,6 +235,9 @@ class PackConfig(_Section):
         (),
         description="Columns of numbers for each token, by type: `{logprobs: float32, teacher: float32 x 8 or 0}`.",
     )
+    keep_columns: KeptColumns = Field(
+        (), description="Columns that documents keep, by type: `{quality: float, licence: string, n: int, ok: bool}`."
+    )
     turns: Literal["whole", "last", "each"] = Field(
         "whole",
         description="Which turns of an assistant are learnt: all as the whole conversation shows them, the last alone, "
@@ -264,7 +273,7 @@ class PackConfig(_Section):
     @property
     def columns_read(self) -> frozenset[str]:
         """Columns of rows that are read whatever the form."""
-        return frozenset(name for name, _ in self.token_columns)
+        return frozenset(name for name, _ in (*self.token_columns, *self.keep_columns))
 
     @model_validator(mode="after")
     def _model_decides(self) -> PackConfig:
@@ -277,6 +286,16 @@ class PackConfig(_Section):
         for name in ("tokenizer", "special_tokens.image", "bidirectional", *(f"vision.{key}" for key in _VISION_KEYS)):
             if _at(self, name) != _at(type(self)(), name):
                 raise ValueError(f"{name} {_at(self, name)!r} contradicts model, whose folder decides it; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_are_free(self) -> PackConfig:
+        taken = {*DOCUMENT_COLUMNS, *dict(self.token_columns)}
+        for name, _ in self.keep_columns:
+            if name in taken:
+                raise ValueError(
+                    f"keep_columns has {name!r}, which is a column of documents.parquet or of tokens; rename the column"
+                )
         return self
 
     @model_validator(mode="after")

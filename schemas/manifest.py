@@ -14,6 +14,7 @@ from pydantic import (
     model_serializer,
 )
 
+from preshard.schemas.columns import Kept
 from preshard.schemas.layout import RankImages
 from preshard.schemas.model.encoder import encoder_of, tokens_per_second
 
@@ -227,7 +228,8 @@ class DocumentSpan(_Record):
 
     ``copy_number`` and ``epoch`` tell apart the places of a document that a mixture or several epochs take more than
     once. ``label_cut`` and ``medium_cut`` say what a cut at its end took apart, so that pieces can be joined again: the
-    label of its last token, and a video whose later units are behind the cut.
+    label of its last token, and a video whose later units are behind the cut. ``columns`` are those of the
+    configuration's ``keep_columns``; left out where it names none.
     """
 
     doc_id: str
@@ -244,6 +246,14 @@ class DocumentSpan(_Record):
     load: Natural
     label_cut: bool
     medium_cut: bool
+    columns: dict[str, Kept] | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_columns(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if fields.get("columns", 0) is None:
+            del fields["columns"]
+        return fields
 
 
 class Unit(_Record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -70,12 +71,30 @@ REJECTS = pa.schema(
 """One row per rejected document, in source order within each partition of the plan. ``stage`` is ``read``, ``measure``,
 ``plan`` or ``write``."""
 
+KEPT = {"string": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+"""Types of kept columns in ``documents.parquet``, by their names in the configuration."""
+
+
+def documents_schema(keep_columns: Iterable[tuple[str, str]]) -> pa.Schema:
+    """The columns of ``documents.parquet``, with those of the configuration's ``keep_columns`` behind."""
+    return pa.schema([*DOCUMENTS, *((name, KEPT[kind]) for name, kind in keep_columns)])
+
+
 TABLES: dict[str, pa.Schema] = {
     "packs.parquet": PACKS,
     "documents.parquet": DOCUMENTS,
     "rejects.parquet": REJECTS,
     "measures.parquet": MEASURES,
 }
+
+
+def fits(name: str, schema: pa.Schema) -> bool:
+    """Whether a table may have these columns: those of its kind, and behind those of documents kept ones."""
+    base = TABLES[name]
+    if name != "documents.parquet":
+        return bool(schema.equals(base))
+    kept = list(schema)[len(base) :]
+    return pa.schema(list(schema)[: len(base)]).equals(base) and all(field.type in KEPT.values() for field in kept)
 
 
 def row_group_edges(metadata: Any) -> Int64[np.ndarray, "row_groups_plus_1"]:

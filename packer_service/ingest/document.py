@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
+from preshard.schemas.columns import Kept
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.secrets import without_secrets
 
@@ -110,8 +111,8 @@ class Document:
     * ``tokens`` is set: the tokens that it becomes.
 
     ``values`` are those of columns of tokens, by name: an entry for each token, for each turn of an assistant, or one
-    for all tokens under loss; NaN where there is none. ``weight`` multiplies the loss of every token, from
-    :data:`LEAST_WEIGHT` to :data:`MOST_WEIGHT`.
+    for all tokens under loss; NaN where there is none. ``kept`` are values that documents keep. ``weight`` multiplies
+    the loss of every token, from :data:`LEAST_WEIGHT` to :data:`MOST_WEIGHT`.
     """
 
     text: str | None = None
@@ -126,6 +127,7 @@ class Document:
     weight: float = 1.0
     tokens: GivenTokens | None = None
     values: tuple[tuple[str, np.ndarray], ...] = ()
+    kept: tuple[tuple[str, Kept], ...] = ()
 
     @property
     def is_plain(self) -> bool:

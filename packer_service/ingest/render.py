@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -23,6 +24,7 @@ from preshard.packer_service.ingest.source.file import SourceRow
 from preshard.packer_service.ingest.stream import TokenStream, encoded_parts
 from preshard.packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
 from preshard.packer_service.packs.units import Units
+from preshard.schemas.columns import Kept
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
@@ -60,15 +62,19 @@ def render_pieces(document: Document, folder: MediaReach, config: PackConfig) ->
         DocumentError: an image or video is missing or broken, or the document does not fit.
         OSError: the file system failed; no document is at fault.
     """
-    renderer = configured_renderer(config)
+    renderer, kept = configured_renderer(config), dict(document.kept)
     document = document.with_turns(config.turns)
     if document.is_plain:
-        return fit_pack(render(renderer, document, []), config)
+        return fit_pack(_keeping(render(renderer, document, []), kept), config)
     probed = [probe(medium, folder, config) for medium in document.media()]
     document = document.with_pages([len(shapes) for shapes in probed])
     shapes = (shape for shapes in probed for shape in shapes)
     placed = [place(renderer.family, medium, shape) for medium, shape in zip(document.media(), shapes, strict=True)]
-    return fit_pack(render(renderer, document, placed), config)
+    return fit_pack(_keeping(render(renderer, document, placed), kept), config)
+
+
+def _keeping(rendered: RenderedDocument, kept: dict[str, Kept]) -> RenderedDocument:
+    return replace(rendered, kept=kept) if kept else rendered
 
 
 def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium]) -> RenderedDocument:

@@ -39,7 +39,7 @@ from preshard.schemas.manifest import (
     ManifestHead,
     TableEntry,
 )
-from preshard.schemas.tables import TABLES
+from preshard.schemas.tables import TABLES, documents_schema
 from preshard.schemas.version import VERSION
 
 PLACE = ("piece", "copy_number", "epoch")
@@ -203,7 +203,8 @@ def _write_tables(
         "rejects.parquet": documents.of_rejects(rejects()),
         "measures.parquet": joined_rows(work, groups, "measures.parquet"),
     }
-    tables = [write_table(folder, name, rows[name], order) for name in TABLES]
+    schemas = TABLES | {"documents.parquet": documents_schema(config.keep_columns)}
+    tables = [write_table(folder, name, rows[name], order, schemas[name]) for name in TABLES]
     packed = documents.count(lambda: _stored(folder, "documents.parquet", "doc_id", *PLACE))
     left_out = planned.mixture.left_out
     counts = Counts(

@@ -71,7 +71,7 @@ class RenderedDocument:
     no piece. ``origin`` is the stored pack that the document, or a part of it, was taken out of
     (``ingest.packed.pack.StoredPack``), and nothing here looks at it either. ``columns`` are the columns of tokens;
     entry i belongs to the token that follows token i in its branch, even behind a cut, so that joining pieces gives
-    them back.
+    them back. ``kept`` are the values of columns that documents keep.
     """
 
     tokens: Int32[np.ndarray, "doc"]
@@ -91,6 +91,7 @@ class RenderedDocument:
     truncated: int = 0
     origin: Any = None
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -15,7 +15,7 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import TableInvalid
-from preshard.schemas.tables import TABLES
+from preshard.schemas.tables import TABLES, fits
 
 PART_ROWS = 65_536
 """Rows of a part: a row group, as the writer makes them."""
@@ -31,7 +31,7 @@ def open_table(folder: Folder, name: str) -> Iterator[pq.ParquetFile]:
     try:
         with folder.open(name) as source:
             file = pq.ParquetFile(source)
-            if not file.schema_arrow.equals(TABLES[name]):
+            if not fits(name, file.schema_arrow):
                 raise TableInvalid(name, f"has the columns {file.schema_arrow.names}, not {TABLES[name].names}")
             yield file
     except pa.ArrowException as error:

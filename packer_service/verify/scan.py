@@ -16,9 +16,10 @@ from cachetools import LRUCache
 
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.verdict import Faults, Finding
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import REJECT_CODES, REJECT_STAGES, DocumentRowInvalid, TableChanged, TableInvalid
 from preshard.schemas.manifest import TableEntry
-from preshard.schemas.tables import TABLES, row_group_edges
+from preshard.schemas.tables import TABLES, documents_schema, row_group_edges
 
 PART_ROWS = 65_536
 """Rows of a part: a row group, as the writer makes them."""
@@ -79,8 +80,10 @@ class TableScan:
         usable: whether the table could be read to its end, and lacks no value and has no illegal one.
     """
 
-    def __init__(self, folder: Folder, entry: TableEntry) -> None:
+    def __init__(self, folder: Folder, entry: TableEntry, config: PackConfig) -> None:
         self.folder, self.entry = folder, entry
+        kept = config.keep_columns if entry.name == "documents.parquet" else ()
+        self.schema = documents_schema(kept) if kept else TABLES[entry.name]
         self.rows, self.usable = 0, False
         self._values = Values()
 
@@ -105,7 +108,7 @@ class TableScan:
         self.usable = not found
 
     def _read(self) -> Iterator[pa.Table]:
-        schema = TABLES[self.entry.name]
+        schema = self.schema
         with self.folder.open(self.entry.name) as opened:
             file = pq.ParquetFile(opened)
             if not file.schema_arrow.equals(schema):
@@ -114,7 +117,7 @@ class TableScan:
             for batch in file.iter_batches(PART_ROWS):
                 batch.validate(full=True)
                 part = pa.Table.from_batches([batch]).cast(schema)
-                self._values.add(part)
+                self._values.add(part.select(TABLES[self.entry.name].names))
                 self.rows += len(part)
                 if not self._values.nulls:
                     yield part

@@ -158,7 +158,7 @@ class TableCheck:
         if entry.name == MEASURES_FILE:
             self._faults.extend(check_bytes(self._folder, entry), entry.name)
             return
-        scan = TableScan(self._folder, entry)
+        scan = TableScan(self._folder, entry, self._config)
         parts = self._summed(entry.name, scan.parts(self._faults), by_id)
         if entry.name == "documents.parquet":
             manifest = self._manifest

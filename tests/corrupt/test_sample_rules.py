@@ -161,6 +161,11 @@ def value_behind_a_branch(data: Any) -> None:
     sample.sequence["columns.value"][np.flatnonzero(sample.sequence["branch_ids"] == 2)[0] - 1] = 1
 
 
+@breaks("P1")
+def values_that_no_document_keeps(data: Any) -> None:
+    data.samples()[0].head["documents"][0]["columns"] = {"quality": 1.5}
+
+
 @breaks("P2")
 def token_outside_of_the_vocabulary(data: Any) -> None:
     data.samples()[0].sequence["tokens"][0] = data.manifest["tokenizer"]["vocab_size"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import ModelEntry, Unit
+from preshard.schemas.manifest import DocumentSpan, ModelEntry, Unit
 from preshard.schemas.sequence import PADDING_DOC
 from preshard.trainer.data.inputs import InputUnit, picture_levels
 from preshard.trainer.data.pixels import normalise, to_device
@@ -51,6 +51,8 @@ class RankBatch:
         pixels: this rank's crops as RGB, 0 to 255, one after the other; see ``pictures`` and ``images``.
         picture_sizes: height and width of each of these crops.
         crop_side: side of every crop in the generic way; None for a dataset that was packed for a model.
+        documents: the documents of the whole pack, as ``KEY.json`` lists them: ``doc_ids`` number them, and
+            ``columns`` of each are the values that it keeps.
         units: this rank's units, as ``KEY.json`` lists them.
         unit_edges: unit i of these has the crops ``unit_edges[i]:unit_edges[i + 1]`` of this rank.
         model: the model that the dataset was packed for; None for the generic way.
@@ -92,6 +94,7 @@ class RankBatch:
     pixels: UInt8[Tensor, "bytes"]
     picture_sizes: Int64[Tensor, "crops 2"]
     crop_side: int | None
+    documents: tuple[DocumentSpan, ...]
     units: tuple[Unit, ...]
     unit_edges: Int64[Tensor, "units_plus_1"]
     model: ModelEntry | None

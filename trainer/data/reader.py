@@ -166,6 +166,7 @@ class PackReader:
             pixels=torch.from_numpy(crops.buffer),
             picture_sizes=torch.from_numpy(crops.sizes),
             crop_side=self.config.vision.image_size if manifest.model is None else None,
+            documents=tuple(header.head.documents),
             units=tuple(header.head.units[first_unit:end_unit]),
             unit_edges=torch.from_numpy(edges.of_units[first_unit : end_unit + 1] - edges.crops[part.cp_rank]),
             model=manifest.model,

@@ -128,6 +128,7 @@ class StoredPack:
             medium_cut=span.medium_cut,
             origin=self,
             columns={name: values[own] for name, values in sequence.columns.items()},
+            kept=span.columns or {},
         )
 
     def layouts(self) -> tuple[Mapping[str, TokenLayout], bytes]:

@@ -80,7 +80,9 @@ def _taken(source: PackedDatasetSource, row: SourceRow, config: PackConfig) -> R
     pack = source.pack(place.offset)
     if place.size >= len(pack.head.documents) or pack.head.documents[place.size].doc_id != row.doc_id:
         raise DocumentError("bad_row", f"pack {place.offset} does not hold it where documents.parquet says")
-    return weigh(replace(pack.document(place.size), truncated=row.truncated), config)
+    taken = pack.document(place.size)
+    kept = {name: taken.kept.get(name) for name, _ in config.keep_columns}
+    return weigh(replace(taken, truncated=row.truncated, kept=kept), config)
 
 
 def join_pieces(pieces: Sequence[RenderedDocument], *, bidirectional: str | None) -> RenderedDocument:

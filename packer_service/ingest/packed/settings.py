@@ -33,7 +33,9 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
     if not datasets:
         return packed_for(config)
     for label, manifest in datasets:
-        refuse_changes(config, label, stored_config(manifest))
+        stored = stored_config(manifest)
+        refuse_changes(config, label, stored)
+        _refuse_other_columns(config, label, stored)
     first = datasets[0][1]
     known = PackedFor(tokenizer=first.tokenizer, model=first.model)
     only_datasets = len(datasets) == len(files)
@@ -42,6 +44,15 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
     for label, manifest in datasets:
         _refuse_other_files(target, label, manifest)
     return target
+
+
+def _refuse_other_columns(config: PackConfig, label: str, stored: PackConfig) -> None:
+    """Documents may keep fewer columns than they have, and none that they do not have."""
+    has = dict(stored.keep_columns)
+    for name, kind in config.keep_columns:
+        if has.get(name) != kind:
+            known = ", ".join(f"{key} ({value})" for key, value in has.items()) or "none"
+            raise ConfigError(f"keep_columns: {label} has no column {name} of type {kind}; it keeps {known}")
 
 
 def _refuse_other_files(target: PackedFor, label: str, manifest: ManifestHead) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, overlooked
-from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kind_of, shown
+from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kept_value, kind_of, shown
 from preshard.packer_service.ingest.source.forms.messages import loss_weight
 from preshard.packer_service.ingest.source.forms.tokens import column_values
 from preshard.schemas.columns import TokenColumn
@@ -50,11 +50,15 @@ def id_text(value: Any) -> Any:
 
 def parse_row(row: Any, form: str, config: PackConfig) -> Document:
     """A row's document, as :func:`parse_document` gives it under a configuration."""
-    return parse_document(row, form, config.ignore_columns, config.columns_of_tokens)
+    return parse_document(row, form, config.ignore_columns, config.columns_of_tokens, config.keep_columns)
 
 
 def parse_document(
-    row: Any, form: str = "messages", ignored: Collection[str] = (), token_columns: Sequence[TokenColumn] = ()
+    row: Any,
+    form: str = "messages",
+    ignored: Collection[str] = (),
+    token_columns: Sequence[TokenColumn] = (),
+    keep_columns: Sequence[tuple[str, str]] = (),
 ) -> Document:
     """Checks a row, and returns its document.
 
@@ -66,6 +70,7 @@ def parse_document(
         form: name of its form.
         ignored: fields that are left out.
         token_columns: fields with numbers for its tokens or turns.
+        keep_columns: fields that its document keeps, with their types.
 
     Raises:
         DocumentError: ``bad_row`` with the field, its value and what is legal, or ``empty``.
@@ -81,10 +86,16 @@ def parse_document(
     for column in token_columns:
         if column.name not in given and not column.optional:
             bad(f"has no {column.name}; a type that ends with or 0 lets rows lack it: {column.dtype} or 0")
-    if reason := overlooked({name: kind_of_value(value) for name, value in given.items()}, found, values):
+    if reason := overlooked(
+        {name: kind_of_value(value) for name, value in given.items()}, found, {*values, *dict(keep_columns)}
+    ):
         bad(reason)
     document = found.parse(given)
     document = document.with_values(values) if values else document
+    if keep_columns:
+        document = replace(
+            document, kept=tuple((name, kept_value(kind, given.get(name), name)) for name, kind in keep_columns)
+        )
     return _weighed(document, given["document_weight"]) if "document_weight" in given else document
 
 

@@ -68,7 +68,7 @@ MAX_UNUSED_NAME = 80
 """Most characters of such a name."""
 
 
-LATER_FIELDS = ("answer", "tokens", "values")
+LATER_FIELDS = ("answer", "tokens", "values", "kept")
 """Fields that rows of earlier versions did not have: without them a row keeps its hash, by which equal ids are
 numbered."""
 
@@ -230,6 +230,8 @@ def _stored_hash(pieces: Sequence[RenderedDocument], source: str) -> int:
         of_units = [piece.media[number].images for number in piece.units.numbers.tolist()]
         digest.update(np.array([image.crc32c for images in of_units for image in images], "<u4").tobytes())
     digest.update(source.encode())
+    if pieces[0].kept:
+        digest.update(json.dumps(dict(pieces[0].kept)).encode())
     return _number(digest)
 
 

@@ -53,7 +53,8 @@ def join_group(group: int, n_shards: int, out: str) -> float:
     numbers = range(group * GROUP, min((group + 1) * GROUP, n_shards))
     with ThreadPoolExecutor(max_workers=READERS) as readers:
         records = list(readers.map(lambda number: read_record(work, number), numbers))
-    for name, schema in TABLES.items():
+    for name in TABLES:
+        schema = records[0].tables[name].schema  # with the columns that documents keep
         with (
             work.writer(joined_name(group, name)) as sink,
             pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema, options=COMPRESSED) as to,
@@ -148,7 +149,7 @@ def record_name(shard: int) -> str:
 
 def encode_record(record: ShardRecord) -> bytes:
     """The bytes of a record."""
-    streams = [_stream(record.tables[name].cast(schema)) for name, schema in TABLES.items()]
+    streams = [_stream(record.tables[name]) for name in TABLES]
     rows = b"".join(streams)
     head = RecordHead(
         entry=record.entry,

@@ -15,7 +15,6 @@ from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder, Sink
 from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
 from preshard.schemas.manifest import TableEntry
-from preshard.schemas.tables import TABLES
 
 GROUP_ROWS = 65_536
 """Most rows of a row group. One row group per shard would make a footer of a gigabyte at ten million packs."""
@@ -36,7 +35,9 @@ ENCODINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_table(folder: Folder, name: str, parts: Iterable[pa.Table], order: MeasureOrder) -> TableEntry:
+def write_table(
+    folder: Folder, name: str, parts: Iterable[pa.Table], order: MeasureOrder, schema: pa.Schema
+) -> TableEntry:
     """Writes one table of the dataset; about one row group (or one block of packs) is in memory at a time.
 
     Args:
@@ -44,9 +45,10 @@ def write_table(folder: Folder, name: str, parts: Iterable[pa.Table], order: Mea
         name: the table's name.
         parts: its rows, pack by pack, in tables of any size.
         order: the order of the measures.
+        schema: its columns.
     """
     groups = order.by_table(parts) if name == MEASURES_FILE else in_batches(iter(parts), GROUP_ROWS)
-    rows, schema = 0, TABLES[name]
+    rows = 0
     with folder.writer(name) as sink:
         hashed = _Hashed(sink)
         settings = ENCODINGS.get(name, {})

@@ -29,7 +29,7 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.rejects import reject_row
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import DocumentSpan
-from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
+from preshard.schemas.tables import PACKS, REJECTS, documents_schema
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +75,7 @@ class _ShardRows:
     documents: list[dict[str, object]] = field(default_factory=list)
     rejects: list[dict[str, str]] = field(default_factory=list)
     measures: MeasureRows = field(default_factory=MeasureRows)
+    keep_columns: Sequence[tuple[str, str]] = ()
 
     def add_reject(self, document: ShardDocument, error: DocumentError) -> None:
         """A document fails in each of its copies alike, and is rejected once."""
@@ -110,7 +111,12 @@ class _ShardRows:
         header = {"header_size": len(encoded.header), "head_crc32c": encoded.head_crc32c}
         self.packs.append({**figures, **header})
         self.documents += [
-            {**span.model_dump(), "pack_id": pack_id, "truncated_tokens": document.row["truncated"]}
+            {
+                **span.model_dump(exclude={"columns"}),
+                **(span.columns or {}),
+                "pack_id": pack_id,
+                "truncated_tokens": document.row["truncated"],
+            }
             for span, document in zip(spans, documents, strict=True)
         ]
 
@@ -121,7 +127,7 @@ class _ShardRows:
         ]
         return {
             "packs.parquet": pa.Table.from_pylist(packs, schema=PACKS),
-            "documents.parquet": pa.Table.from_pylist(self.documents, schema=DOCUMENTS),
+            "documents.parquet": pa.Table.from_pylist(self.documents, schema=documents_schema(self.keep_columns)),
             "rejects.parquet": pa.Table.from_pylist(self.rejects, schema=REJECTS),
             "measures.parquet": self.measures.table(),
         }
@@ -133,7 +139,7 @@ class _ShardBuilder:
     def __init__(
         self, first_pack: int, packs: list[list[ShardDocument]], config: PackConfig, target: PackedFor, other: Aside
     ) -> None:
-        self.rows = _ShardRows()
+        self.rows = _ShardRows(keep_columns=config.keep_columns)
         self._first_pack, self._packs, self._other = first_pack, packs, other
         self._config, self._target = config, target
         self._videos = ShardVideos(packs, config, other.ended)
@@ -224,4 +230,5 @@ def _span(document: ShardDocument) -> DocumentSpan:
         load=totals.load,
         label_cut=rendered.label_cut,
         medium_cut=rendered.medium_cut,
+        columns=dict(rendered.kept) or None,
     )

@@ -15,6 +15,7 @@ from preshard.packer_service.verify.sample.images import rank_loads
 from preshard.packer_service.verify.tar import RawSample
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.codec import HEADER_MEMBERS, sample_key
+from preshard.schemas.columns import KEPT_TYPES
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import IMAGE_LOADS, LAYOUT_LOADS, MEASURES
 from preshard.schemas.errors import (
@@ -47,12 +48,21 @@ class Expected:
     independent: bool = False
 
 
-def check_document_rows(head: SampleHead, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+def check_document_rows(
+    head: SampleHead, rows: list[dict[str, Any]], keep_columns: Mapping[str, str]
+) -> Iterator[Finding]:
     """``documents.parquet`` says of this pack what KEY.json says."""
     if len(rows) != len(head.documents):
         yield DocumentRowInvalid, f"documents.parquet has {len(rows)} rows of this pack, not {len(head.documents)}"
     for number, (row, span) in enumerate(zip(rows, head.documents, strict=False)):
-        for name, value in span.model_dump(include=set(DOCUMENTS.names)).items():
+        kept, where = span.columns or {}, f"documents[{number}].columns"
+        if {name: KEPT_TYPES[kind] for name, kind in keep_columns.items()} != {
+            name: KEPT_TYPES[keep_columns[name]] if value is None and name in keep_columns else type(value)
+            for name, value in kept.items()
+        }:
+            yield SampleHeadInvalid, f"{where} is {kept}; the configuration keeps {dict(keep_columns)}"
+            continue
+        for name, value in (span.model_dump(include=set(DOCUMENTS.names)) | kept).items():
             if row[name] != value:
                 yield (
                     DocumentRowInvalid,

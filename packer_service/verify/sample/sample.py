@@ -211,7 +211,8 @@ class SampleCheck:
         if head.pack_id != expected.pack_id:
             self.findings.append((SampleHeadInvalid, f"pack_id is {head.pack_id}, not {expected.pack_id}"))
         if expected.document_rows is not None:
-            self._holds(DocumentRowInvalid, rows.check_document_rows(head, expected.document_rows))
+            kept = dict(self.config.keep_columns)
+            self._holds(DocumentRowInvalid, rows.check_document_rows(head, expected.document_rows, kept))
         return self._holds(SpansInvalid, arrays.check_spans(head.documents, self.config))
 
     def _units(self, head: SampleHead, *, spans_hold: bool) -> bool:

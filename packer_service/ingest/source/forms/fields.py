@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection
 from typing import Any, NoReturn
 
+from preshard.schemas.columns import Kept
 from preshard.schemas.errors import DocumentError
 
 SHOWN_CHARACTERS = 80
@@ -78,6 +79,35 @@ def number(value: Any, where: str, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         bad(f"{where} is {shown(value)}, not {what}")
     return float(value)
+
+
+MAX_KEPT = 8_000
+"""Most characters of a text that documents keep: heads of samples and tables repeat it."""
+_BOOLS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def kept_value(kind: str, value: Any, where: str) -> Kept:
+    """A value that a document keeps, of a type of ``keep_columns``. Numbers may be spelled as text, as in CSV.
+
+    Raises:
+        DocumentError: ``bad_row``: it is of another type.
+    """
+    if value is None or (kind == "float" and isinstance(value, float) and math.isnan(value)):
+        return None  # as pandas writes what is missing
+    if kind == "string":
+        if len(string(value, where)) > MAX_KEPT:
+            bad(f"{where} has {len(value)} characters; documents keep at most {MAX_KEPT}")
+        return str(value)
+    try:
+        if kind == "bool" and (isinstance(value, bool) or str(value).lower() in _BOOLS):
+            return value if isinstance(value, bool) else _BOOLS[str(value).lower()]
+        if kind == "int" and not isinstance(value, bool) and float(value) == int(value) and abs(int(value)) < 2**63:
+            return int(value)
+        if kind == "float" and not isinstance(value, bool) and math.isfinite(float(value)):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    bad(f"{where} is {shown(value)}, not of the type {kind} that keep_columns gives it")
 
 
 def whole_number(value: Any, where: str, most: int) -> int:
