@@ -80,6 +80,7 @@ def test_the_packer_s_command_starts_beside_files_of_the_same_names(crowded: Env
     assert module.stdout == installed.stdout
 
 
+@pytest.mark.slow
 def test_training_starts(crowded: Environment, made_once: Any, tmp_path: Path) -> None:
     """Fails when the trainer or its loader's process imports a user's file or another package in place of the
     project's.

@@ -102,7 +102,7 @@ each key, lengths at which documents are joined whole, and lengths at which join
 """
 
 
-OFTEN = {"square", "qwen3", "qwen3_vl", "molmo2", "gemma3"}
+OFTEN = {"square", "qwen3", "qwen3_vl", "molmo2"}
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def again(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return copies
 
 
+@pytest.mark.slow  # test_kernels.py has the forward alone
 def test_flex_is_compiled_once_for_batches_of_all_lengths(make_mask: Any) -> None:
     """Fails when a length or a mask is a constant of the graph that is trained, backward included, or when what is
     compiled takes keys from where they lay in the forward.
