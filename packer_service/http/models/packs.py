@@ -112,30 +112,15 @@ class RankBoundary(Answer):
     end_pooled: int
 
 
-class PackDetail(Answer):
+class PackDetail(_Pack):
     """Everything in the head of a pack's sample."""
 
-    pack_id: int
-    key: str
-    shard: str
-    index_in_shard: int
     offset: int = Field(description="Byte in the shard at which the sample's first tar header begins.")
     header_size: int
     size: int
     seq_len: int
-    n_tokens: int
-    n_padding: int
-    n_documents: int
-    n_units: int
-    n_images: int
-    n_patches: int
-    n_pooled_tokens: int
-    load: int = Field(description="The vision encoder's work, in multiplications of its forward pass.")
     axes: int = Field(description="Axes of the positions: 1, or 3 for time, height and width.")
     loss_tokens: int = Field(description="Tokens with a label.")
-    attention_area: int
-    attention_tiles: int
-    cost: float
     documents: list[DocumentInPack]
     units: list[UnitInPack]
     images: list[ImageInPack]

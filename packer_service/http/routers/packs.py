@@ -111,6 +111,7 @@ def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
     """What the head of the pack's sample says, and its row of the table."""
     sample = read_sample(dataset, pack_id)
     config, place = dataset.config, sample.place
+    columns = {name: dataset.numbers("packs.parquet", name)[pack_id].item() for name in COLUMNS}
     return PackDetail(
         pack_id=pack_id,
         key=place.key,
@@ -121,7 +122,8 @@ def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
         size=place.size,
         seq_len=config.seq_len,
         loss_tokens=int((sample.sequence.labels != IGNORE_INDEX).sum()),
-        **{name: dataset.numbers("packs.parquet", name)[pack_id].item() for name in COLUMNS},
+        fill=columns["n_tokens"] / config.seq_len,
+        **columns,
         documents=_documents(sample),
         axes=dataset.manifest.axes,
         units=_units(sample),

@@ -18,7 +18,7 @@ from preshard.packer_service.http.models.packs import PackText, TokenSpan
 from preshard.packer_service.http.parameters import PackId, ServedDataset
 from preshard.packer_service.http.problems import not_found, not_legal
 from preshard.packer_service.http.service import DatasetRoute
-from preshard.packer_service.report.document.shown import document_spans
+from preshard.packer_service.report.document.shown import document_spans, run_edges
 from preshard.schemas.manifest import SampleHead
 from preshard.schemas.sequence import IGNORE_INDEX, PackedSequence
 
@@ -87,10 +87,6 @@ def _spans(sample: ServedSample, start: int, end: int, decode: Decode) -> list[T
         kinds, sequence.doc_ids[start:end], sequence.branch_ids[start:end], asked[start:end], weights[start:end], crops,
         units,
     )  # fmt: skip
-    changed = np.zeros(max(end - start - 1, 0), bool)
-    for column in columns:
-        changed |= column[1:] != column[:-1]
-    edges = [0, *(np.flatnonzero(changed) + 1).tolist(), end - start] if end > start else [0]
     return [
         TokenSpan(
             start=start + first,
@@ -104,7 +100,7 @@ def _spans(sample: ServedSample, start: int, end: int, decode: Decode) -> list[T
             image=int(crops[first]) if kinds[first] == 1 else None,
             unit=int(units[first]) if kinds[first] == 1 else None,
         )
-        for first, behind in pairwise(edges)
+        for first, behind in pairwise(run_edges(*columns))
     ]
 
 
