@@ -38,11 +38,12 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 from machine import hardware  # noqa: E402
 from mixtures import MIXTURES  # noqa: E402
 from scale_drawn import PER_FRAGMENT, draw, write_lengths  # noqa: E402
-from scale_driver import DP_SIZE, Peak, Quiet, drive  # noqa: E402
+from scale_driver import DP_SIZE, Peak, drive  # noqa: E402
 
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS  # noqa: E402
 from preshard.packer_service.job.planning.runs import RUN_ROWS  # noqa: E402
 from preshard.packer_service.job.preview.lengths import plan_lengths  # noqa: E402
+from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.manifest import WORK  # noqa: E402
 
@@ -99,7 +100,7 @@ def run_lengths(documents: int, mixture: str) -> None:
         path = Path(temporary) / "lengths.parquet"
         write_lengths(path, documents, mixture)
         peak, began, cpu = Peak(), time.perf_counter(), time.process_time()
-        report = plan_lengths(path, PackConfig(), Quiet(), (DP_SIZE,))
+        report = plan_lengths(path, PackConfig(), NoProgress(), (DP_SIZE,))
         print(
             f"plan --lengths: {report.documents:,} documents, {report.packs:,} packs, fill {report.fill:.4%}, "
             f"straggler ratio at DP {DP_SIZE} {report.straggler_ratio[DP_SIZE]:.4f}\n"
