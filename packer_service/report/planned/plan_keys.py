@@ -29,6 +29,8 @@ UNANSWERED = {
     "ignore": NO_ROW,
     "ignore_columns": NO_ROW,
     "ignore_fields": NO_ROW,
+    "token_columns": NO_ROW,
+    "keep_columns": NO_ROW,
     "split": NO_ROW,
     "source": NO_ROW,
     "decoder_mib": "a plan decodes nothing",
@@ -40,9 +42,10 @@ UNANSWERED = {
 STORED_WORK = "the vision encoder's work on each image is stored with the documents"
 """Why the encoder's dimensions change nothing once a model's own have been used."""
 
-Kind = Literal["integer", "number", "text", "choice", "choices", "integers", "names", "weights"]
+Kind = Literal["integer", "number", "text", "choice", "choices", "integers", "names", "weights", "types"]
 
 _ONE: dict[str, Kind] = {"string": "text", "integer": "integer", "number": "number"}
+_MAPPINGS: dict[str, Kind] = {"mixture": "weights", "token_columns": "types", "keep_columns": "types"}
 _LISTS: dict[str, Kind] = {"integer": "integers", "string": "names"}
 
 
@@ -51,7 +54,9 @@ class ConfigurationKey(Figures):
 
     key: str = Field(description="Its name, with the section in front.", examples=["order.window"])
     meaning: str
-    kind: Kind = Field(description="What its value is; `weights` is a mapping of sources to numbers.")
+    kind: Kind = Field(
+        description="What its value is; `weights` maps sources to numbers, and `types` columns to their types."
+    )
     choices: list[str] = Field(description="Legal values, or members of a list; empty where any will do.")
     least: int | float | None = Field(description="Smallest legal value, for a list of its members.")
     above: int | float | None = Field(description="The value must be greater than this.")
@@ -126,8 +131,8 @@ def _legal(key: str, described: Mapping[str, Any]) -> dict[str, Any]:
     items = one.get("items", {})
     limits = items or one
     choices = limits.get("enum", [])
-    if key == "mixture":
-        kind: Kind = "weights"
+    if key in _MAPPINGS:
+        kind = _MAPPINGS[key]
     elif one["type"] == "array":
         kind = "choices" if choices else _LISTS[items["type"]]
     else:

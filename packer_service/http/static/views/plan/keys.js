@@ -19,7 +19,7 @@ const groupOf = (key) =>
 /** A value as a control shows it, and as an address holds it. */
 export function written(key, value) {
   if (value === null || value === undefined) return "";
-  if (key.kind === "weights") return Object.entries(value).map(([name, weight]) => `${name}: ${weight}`).join(", ");
+  if (key.kind === "weights" || key.kind === "types") return Object.entries(value).map(([name, weight]) => `${name}: ${weight}`).join(", ");
   return Array.isArray(value) ? value.join(", ") : String(value);
 }
 
