@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from preshard.packer_service.ingest.document import Document, Medium
+from preshard.packer_service.ingest.document import Document, Medium, Message
 from preshard.packer_service.ingest.media.reach import is_absolute
 from preshard.packer_service.ingest.media.shape import PlacedMedium, VideoFrames
 from preshard.packer_service.ingest.media.stores import AHEAD, reading_row
@@ -220,7 +220,12 @@ def _in_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, blake2b(value.tobytes()).hexdigest()]
     given = {each.name: getattr(value, each.name) for each in fields(value)}
-    return [type(value).__name__, *(said for name, said in given.items() if name not in LATER_FIELDS or said)]
+    bare = (
+        {name for name in LATER_FIELDS if given.get(name) in (None, (), 0)}
+        if isinstance(value, Document | Message)
+        else set()
+    )
+    return [type(value).__name__, *(said for name, said in given.items() if name not in bare)]
 
 
 def _stored_hash(pieces: Sequence[RenderedDocument], source: str) -> int:
