@@ -15,6 +15,17 @@ PRIVATE = {"__init__", "__main__", "checkout", "extras"}
 ROW = r"^\| `preshard\.(\w+)` \| ([^:;|]+)"
 
 
+NEEDS_OTHERS = {"energon"}
+"""Modules for a package that the tests have only in tests/matrix."""
+
+
+def exported(module: str) -> set[str]:
+    """The names in a public module's ``__all__``."""
+    source = (ROOT / "preshard" / f"{module}.py").read_text(encoding="utf-8")
+    names = re.search(r"^__all__ = \[(.*?)\]", source, re.MULTILINE | re.DOTALL)
+    return set(re.findall(r'"(\w+)"', names[1])) if names else {"main"}
+
+
 def test_the_page_lists_every_public_name() -> None:
     """Fails when a public module or one of its names is added, renamed or removed and the page is not changed."""
     page = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")
@@ -25,9 +36,10 @@ def test_the_page_lists_every_public_name() -> None:
     listed.pop("schemas")  # a package, whose modules have pages of their own
     modules = {path.stem for path in (ROOT / "preshard").glob("*.py")} - PRIVATE
     assert listed.keys() == modules
-    public = {name: importlib.import_module(f"preshard.{name}") for name in sorted(modules)}
-    assert listed == {name: set(getattr(module, "__all__", ["main"])) for name, module in public.items()}
-    assert all(hasattr(module, name) for module in public.values() for name in listed[module.__name__.split(".")[1]])
+    assert listed == {name: exported(name) for name in modules}
+    for name in sorted(modules - NEEDS_OTHERS):
+        module = importlib.import_module(f"preshard.{name}")
+        assert [each for each in listed[name] if not hasattr(module, each)] == []
 
 
 def test_programs_of_the_pages_import_public_modules() -> None:
