@@ -67,6 +67,11 @@ class TrainConfig(BaseModel):
         "none", description="Where to keep the inputs of recomputed blocks: host memory, or a file on disk."
     )
     mlp_tiles: int = Field(1, ge=1, description="Parts into which the language model's MLPs divide a rank's tokens.")
+    compile: bool | None = Field(
+        None,
+        description="Fuse what lies between two attentions in the language model's blocks with torch.compile; by "
+        "default on CUDA alone.",
+    )
     logits_mib: int = Field(1024, ge=1, description="Memory for logits at any one time, in MiB.")
     accumulate: int = Field(1, ge=1, description="Packs per data-parallel rank and optimiser step.")
     lr: float | None = Field(

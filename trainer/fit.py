@@ -212,6 +212,8 @@ def resolve(
     """
     if config.dtype == "auto":
         config = config.model_copy(update={"dtype": "bfloat16" if device_type == "cuda" else "float32"})
+    if config.compile is None:
+        config = config.model_copy(update={"compile": device_type == "cuda"})
     device = device_memory(device_type)
     manifest = datasets[0].files.manifest
     try:

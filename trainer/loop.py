@@ -23,6 +23,7 @@ from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.export import export_model
 from preshard.trainer.metrics import StepFigures, StepWork, imbalance, profiled
 from preshard.trainer.models import PackedModel
+from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import save_memory
@@ -135,6 +136,8 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
             device_type=device.type,
         )
         packed = PackedModel(applied, logits_bytes=config.logits_mib * 2**20)
+        if config.compile:
+            compile_blocks(unwrap(model))
         shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
         end_backward_at_decoder(applied)
         return packed

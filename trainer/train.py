@@ -45,6 +45,8 @@ def _as_option(name: str, field: FieldInfo) -> click.Option:
     number = next((each for each in (kind, *get_args(kind)) if each in (int, float)), str)
     if kind is bool:
         return click.Option([option(name)], is_flag=True, help=field.description)
+    if bool in get_args(kind):  # neither, if not given
+        return click.Option([f"{option(name)}/--no-{name}"], default=None, help=field.description)
     return click.Option(
         [option(name)],
         type=click.Choice(choices) if choices else number,
@@ -114,7 +116,8 @@ def train(job: Job, here: Processes) -> int:
 def _describe_start(job: Job, world_size: int) -> str:
     config = job.config
     ranks = f"{world_size} processes, {job.dataset.dp_size} packs at a time on {config.cp_size} of them each"
-    taken = f"{config.dtype}, recompute {config.recompute}, lr {config.largest_lr:g}"
+    fused = ", compiled" if config.compile else ""
+    taken = f"{config.dtype}{fused}, recompute {config.recompute}, lr {config.largest_lr:g}"
     if job.trains is not None:
         every = job.trains.trained + job.trains.frozen
         taken += f"; trains {job.trains.trained:,} of {every:,} numbers"

@@ -101,6 +101,7 @@ def follow_states(model: nn.Module) -> None:
             module.forward = partial(_forward, module, project)
 
 
+@torch.compiler.disable
 def _forward(
     module: Any,
     project: Callable[[Any, Tensor], Projected],

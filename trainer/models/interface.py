@@ -30,6 +30,7 @@ Windowed = tuple[tuple[int, Attend], ...]
 """The attention of layers with each window shorter than the pack."""
 
 
+@torch.compiler.disable
 def packed_attention(
     module: nn.Module,  # noqa: ARG001 (the interface passes it)
     q_1HLD: Float[Tensor, "1 H L D"],

@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import torch
 
-import preshard.trainer.loop
 from preshard.schemas.sequence import IGNORE_INDEX
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.reader import PackReader
 
 Change = Callable[[RankBatch], RankBatch]
 
@@ -60,13 +60,13 @@ def exchange_images(batch: RankBatch) -> RankBatch:
 @contextmanager
 def _change_batches(change: Change, rank: int, world_size: int) -> Iterator[None]:
     """Changes the batches of the last rank only; the other ranks get the right ones."""
-    whole: Any = preshard.trainer.loop.make_loader
+    right = PackReader.read
 
-    def loader(*args: Any, **kwargs: Any) -> Any:
-        return (change(batch) for batch in whole(*args, **kwargs))
+    def read(self: PackReader, *args: Any, **kwargs: Any) -> RankBatch:
+        return change(right(self, *args, **kwargs))
 
     wrong = rank == world_size - 1
-    with patch.object(preshard.trainer.loop, "make_loader", loader) if wrong else nullcontext():
+    with patch.object(PackReader, "read", read) if wrong else nullcontext():
         yield
 
 

@@ -154,14 +154,15 @@ def options(lessons: Path) -> dict[str, Any]:
 
 
 def test_a_gpu_gets_what_it_needs_and_a_cpu_what_it_had(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when a GPU computes in float32 by default, when trained weights are learnt over at the rate of random ones,
-    or when a CPU is refused for a GPU's memory.
+    """Fails when a GPU computes in float32 by default or does not compile, when trained weights are learnt over at the
+    rate of random ones, or when a CPU is refused for a GPU's memory.
     """
     found = prepare(TrainConfig.model_validate(options), rank=0, world_size=1)
     assert (found.config.dtype, found.config.recompute, found.memory) == ("float32", "none", None)
+    assert found.config.compile is False
     monkeypatch.setattr(fit, "device_memory", lambda device_type: H100 if device_type == "cuda" else None)
     found = prepare(TrainConfig.model_validate(options), rank=0, world_size=1, device_type="cuda")
-    assert (found.config.dtype, found.config.recompute) == ("bfloat16", "none")
+    assert (found.config.dtype, found.config.recompute, found.config.compile) == ("bfloat16", "none", True)
     assert found.memory is not None
     assert found.memory.in_short() == f"estimated {found.memory.parts.total / 2**30:.1f} of 79.2 GiB a rank"
     assert found.seen_alike()["what --recompute auto takes"] == "none"

@@ -1,0 +1,159 @@
+"""Compiled blocks compute what plain ones do, with the same graphs for every pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+import torch.distributed as dist
+from packed_models import experts_in_float64, make_model
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.distributed.tensor import DTensor
+
+from preshard.trainer import loop
+from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.distributed.mesh import ContextParallel, build_mesh
+from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.compiled import compile_blocks
+from preshard.trainer.models.memory import save_memory
+from preshard.trainer.models.packed import shard_model
+from preshard.trainer.setup import prepare
+from preshard.trainer.train import cli
+
+pytestmark = pytest.mark.process  # the packs are made by a job
+
+Folders = Callable[[str], Path]
+PACKS = 12
+
+
+@pytest.fixture(autouse=True)
+def no_graphs() -> Iterator[None]:
+    """What others have compiled is neither used nor counted."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return int(counters["stats"]["unique_graphs"])
+
+
+def loaded(folder: Path, **saving: Any) -> Any:
+    model = experts_in_float64(load_model(folder / "model", dtype=torch.float64))
+    save_memory(model, **saving)
+    return model
+
+
+def step(packed: PackedModel, batch: RankBatch) -> dict[str, Tensor]:
+    """The loss of a pack and its gradients."""
+    packed.zero_grad()
+    loss = packed(batch, ContextParallel())
+    loss.backward()
+    found = {name: each.grad for name, each in packed.named_parameters() if each.grad is not None}
+    whole = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in found.items()}
+    return {"loss": loss.detach(), **{name: each.clone() for name, each in whole.items()}}
+
+
+def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """The largest, relative to the largest number of the loss or of a parameter's gradient."""
+    assert found.keys() == right.keys()
+    return max(float((found[name] - each).abs().max() / (each.abs().max() + 1e-30)) for name, each in right.items())
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gpt_oss", "qwen3_5", "gemma4-experts", "molmo2"])
+def test_every_kind_of_block_computes_the_same(folder_of: Folders, family: str) -> None:
+    """Fails when windows, sinks, experts, layers with a state or deep features are lost in a graph, or when a second
+    pack compiles anything.
+    """
+    folder = folder_of(family)
+    plain, model = PackedModel(loaded(folder)), loaded(folder)
+    packed = PackedModel(model)
+    compile_blocks(model, backend="aot_eager")
+    after_first = 0
+    for batch in PackedDataset(folder / "dataset"):
+        assert difference(step(packed, batch), step(plain, batch)) < 1e-12
+        after_first = after_first or graphs()
+        assert graphs() == after_first > 2
+    assert batch.pack_id >= 0
+
+
+@pytest.fixture(scope="module")
+def many_packs(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
+    """A model with a window in one of its layers, and enough packs of documents and annotations."""
+    folder = tmp_path_factory.mktemp("many")
+    make_model(folder, "qwen3-windows", progress, documents=24)
+    return folder
+
+
+def test_graphs_are_those_of_the_first_pack(many_packs: Path) -> None:
+    """Fails when a pack's plan, its mask or its documents become part of a graph: every step would compile."""
+    model = loaded(many_packs)
+    packed, counts = PackedModel(model), []
+    compile_blocks(model, backend="aot_eager")
+    for batch in islice(PackedDataset(many_packs / "dataset"), PACKS):
+        step(packed, batch)
+        counts.append(graphs())
+    assert counts == [counts[0]] * PACKS
+    assert 0 < counts[0] <= 6
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """This process as a job of one."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "saving", [{}, {"recompute": "full"}, {"recompute": "selective"}, {"recompute": "full", "mlp_tiles": 2}]
+)
+def test_sharded_and_recomputed_blocks_are_compiled(many_packs: Path, alone: None, saving: dict[str, Any]) -> None:
+    """Fails when FSDP2, or what computes blocks again, goes round the graphs or is caught in them."""
+    plain, model = PackedModel(loaded(many_packs)), loaded(many_packs, **saving)
+    packed, counts = PackedModel(model), []
+    compile_blocks(model, backend="aot_eager")
+    mesh = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=1, cp_fsdp="all")
+    shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
+    for batch in islice(PackedDataset(many_packs / "dataset"), 3):
+        assert difference(step(packed, batch), step(plain, batch)) < 1e-12
+        counts.append(graphs())
+    assert len(packed.blocks) == 2
+    assert counts == [counts[0]] * 3
+    assert counts[0] > 2
+
+
+def test_the_option_compiles_the_model_that_trains(
+    many_packs: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when ``--compile`` does not reach the blocks, or ``--no-compile`` is taken for a default."""
+    monkeypatch.setattr(loop, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
+    mesh = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=1, cp_fsdp="all")
+    given = ["--data", many_packs / "dataset", "--model", many_packs / "model", "--steps", 1]
+    found = {}
+    for flag in ("--no-compile", "--compile"):
+        config = cli.main([*map(str, given), flag], standalone_mode=False)
+        job = prepare(config, rank=0, world_size=1)
+        step(loop.build_model(job, mesh, torch.device("cpu")), next(iter(job.dataset)))
+        found[flag] = graphs()
+    assert found["--no-compile"] == 0
+    assert found["--compile"] > 2
+
+
+def test_the_default_compiler_computes_the_same(many_packs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the fused kernels of the CPU differ by more than float32, in which norms are computed."""
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
+    plain, model = PackedModel(loaded(many_packs)), loaded(many_packs)
+    packed = PackedModel(model)
+    compile_blocks(model)
+    batch = next(iter(PackedDataset(many_packs / "dataset")))
+    assert difference(step(packed, batch), step(plain, batch)) < 1e-5
+    assert counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_hit"] > 2
