@@ -99,7 +99,8 @@ def dry_run(config: TrainConfig) -> DryRun:
     Raises:
         PreshardError: as ``prepare``; or the model asks for a size that only the device would know.
     """
-    given = config.model_copy(update={"from_scratch": True, "memory_check": "off", "device": "cuda", "workers": 0})
+    plain = {"from_scratch": True, "memory_check": "off", "device": "cuda", "workers": 0, "compile": False}
+    given = config.model_copy(update=plain)
     world = config.world or config.dp_shard * config.cp_size
     ledger, device = Ledger(), torch.device("cuda")
     memory = int(DEVICES[config.gpu].memory_gb * 1e9)

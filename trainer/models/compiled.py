@@ -10,7 +10,7 @@ All blocks of a kind share their graphs, and so do all packs, as a rank's tokens
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -30,11 +30,12 @@ def compile_blocks(model: Any, *, backend: str = "inductor") -> None:
         model: from ``preshard.trainer.models.load_model``.
         backend: of ``torch.compile``.
     """
-    for block in model.get_decoder().layers:
-        block.__class__ = _compiled(type(block), backend)
+    blocks: list[nn.Module] = list(model.get_decoder().layers)
+    kinds = {kind: _compiled(kind, backend) for kind in dict.fromkeys(map(type, blocks))}
+    for block in blocks:
+        block.__class__ = kinds[type(block)]
 
 
-@cache
 def _compiled(kind: type[nn.Module], backend: str) -> type[nn.Module]:
     plain: Callable[..., Any] = kind.forward
 
