@@ -160,4 +160,7 @@ UnitsInvalid = _rule("P19", "UnitsInvalid", "units MUST say of each unit what it
 ColumnsInvalid = _rule(
     "P20", "ColumnsInvalid", "Columns of tokens MUST be those of the configuration, finite and 0 in padding."
 )
+PreferencesInvalid = _rule(
+    "P21", "PreferencesInvalid", "A preference MUST be two branches with labels, and media in the prefix alone."
+)
 LayoutSchemeInvalid = _rule("P18", "LayoutSchemeInvalid", "A layout MUST be what its scheme is defined to be.")

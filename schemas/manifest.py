@@ -229,7 +229,8 @@ class DocumentSpan(_Record):
     ``copy_number`` and ``epoch`` tell apart the places of a document that a mixture or several epochs take more than
     once. ``label_cut`` and ``medium_cut`` say what a cut at its end took apart, so that pieces can be joined again: the
     label of its last token, and a video whose later units are behind the cut. ``columns`` are those of the
-    configuration's ``keep_columns``; left out where it names none.
+    configuration's ``keep_columns``; left out where it names none. ``preference``, left out where false, says that its
+    first branch is a better answer than its second.
     """
 
     doc_id: str
@@ -247,13 +248,14 @@ class DocumentSpan(_Record):
     label_cut: bool
     medium_cut: bool
     columns: dict[str, Kept] | None = None
+    preference: bool = False
 
     @model_serializer(mode="wrap")
-    def _leave_out_no_columns(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what few datasets have: each rank reads every span."""
         fields: dict[str, Any] = dump(self)
-        if fields.get("columns", 0) is None:
-            del fields["columns"]
-        return fields
+        unsaid = {"columns": None, "preference": False}
+        return {key: value for key, value in fields.items() if key not in unsaid or value is not unsaid[key]}
 
 
 class Unit(_Record):

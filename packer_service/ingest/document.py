@@ -110,6 +110,9 @@ class Document:
     * ``annotated``: every branch is an annotation that sees ``shared`` and itself, but no other branch.
     * ``tokens`` is set: the tokens that it becomes.
 
+    ``rejected`` makes a conversation or interleaved parts the preferred one of a pair: it is the same prompt and media
+    with a worse answer.
+
     ``values`` are those of columns of tokens, by name: an entry for each token, for each turn of an assistant, or one
     for all tokens under loss; NaN where there is none. ``kept`` are values that documents keep. ``weight`` multiplies
     the loss of every token, from :data:`LEAST_WEIGHT` to :data:`MOST_WEIGHT`.
@@ -128,12 +131,13 @@ class Document:
     tokens: GivenTokens | None = None
     values: tuple[tuple[str, np.ndarray], ...] = ()
     kept: tuple[tuple[str, Kept], ...] = ()
+    rejected: Document | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether it is a text and nothing else, as nearly all documents of a text corpus are."""
         beside = self.prompt or self.interleaved or self.shared or self.branches or self.annotated or self.weight != 1
-        given = self.tools or self.documents or self.template_kwargs or self.values
+        given = self.tools or self.documents or self.template_kwargs or self.values or self.rejected
         return self.text is not None and not (beside or given)
 
     def without(self, fields: Collection[str]) -> Document:
@@ -148,14 +152,14 @@ class Document:
         return replace(self, branches=bare, tools=tools, documents=documents)
 
     def with_turns(self, turns: str) -> Document:
-        """The document with the turns of its conversations that are to be learnt.
+        """The document with the turns of its conversations that are to be learnt; a pair stays as it is.
 
         Args:
             turns: ``whole`` for all of them; ``last`` for the last turn of an assistant alone; ``each`` for a branch
                 of its own for each, which ends with it. A branch sees no other, so that the model is shown what it is
                 shown when it answers.
         """
-        if turns == "whole":
+        if turns == "whole" or self.rejected is not None:
             return self
         learnt: list[tuple[Message, ...]] = []
         for branch in self.branches:
@@ -171,8 +175,11 @@ class Document:
 
         Raises:
             DocumentError: ``bad_row``: a list has neither an entry for each token nor one for each turn of an
-                assistant.
+                assistant, or it is a pair.
         """
+        if self.rejected is not None:
+            named = ", ".join(values)
+            raise DocumentError("bad_row", f"{named} is of tokens, which has no place in a preference; leave it out")
         turns = [turn for branch in self.branches for turn in branch if turn.role == "assistant"]
         entries = {len(self.tokens.kept)} if self.tokens is not None else {len(turns)}
         for name, given in values.items():
@@ -215,10 +222,13 @@ class Document:
         branches = tuple(
             tuple(replace(turn, parts=tuple(paged(turn.parts))) for turn in turns) for turns in self.branches
         )
-        return replace(self, shared=shared, prompt=prompt, interleaved=interleaved, branches=branches)
+        rejected = None if self.rejected is None else self.rejected.with_pages(counts)
+        return replace(
+            self, shared=shared, prompt=prompt, interleaved=interleaved, branches=branches, rejected=rejected
+        )
 
     def media(self) -> list[Medium]:
-        """Every image and video, in the order in which its tokens lie."""
+        """Every image and video, in the order in which its tokens lie; those of a pair once."""
         inside = (part for branch in self.branches for message in branch for part in message.parts)
         parts = (*self.shared, *self.prompt, *(self.interleaved or ()), *inside)
         return [part for part in parts if isinstance(part, Medium)]

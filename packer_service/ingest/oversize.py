@@ -27,7 +27,8 @@ def fit(
 
     ``truncate`` keeps what fits from the start. ``split`` cuts a text or conversation into consecutive pieces, and a
     document of annotations between annotations, with the shared prefix in front of each piece. No cut goes through a
-    unit. A piece without loss is dropped, and its tokens count as lost.
+    unit. A piece without loss is dropped, and its tokens count as lost. The answers of a preference are never cut or
+    parted.
 
     Args:
         rendered: the whole document.
@@ -44,6 +45,10 @@ def fit(
     if limit.fits(rendered, 0, len(rendered)):
         return [rendered]
     code, message = limit.complaint(rendered)
+    if rendered.preference:
+        raise DocumentError(
+            code, f"{message}, with both answers; neither is ever cut: raise the limit, or shorten them"
+        )
     if oversize == "reject":
         raise DocumentError(code, f"{message}; set oversize to truncate or split to keep a part")
     pieces = _split(rendered, limit) if oversize == "split" else [cut(rendered, 0, limit.end(rendered, 0))]

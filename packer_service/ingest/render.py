@@ -22,7 +22,13 @@ from preshard.packer_service.ingest.render_text import write_conversations, writ
 from preshard.packer_service.ingest.render_tokens import number_answers, render_columns, render_tokens
 from preshard.packer_service.ingest.source.file import SourceRow
 from preshard.packer_service.ingest.stream import TokenStream, encoded_parts
-from preshard.packer_service.packs.rendered import RenderedDocument, document_positions, groups_of_units, shifted_labels
+from preshard.packer_service.packs.rendered import (
+    RenderedDocument,
+    document_positions,
+    groups_of_units,
+    join_pair,
+    shifted_labels,
+)
 from preshard.packer_service.packs.units import Units
 from preshard.schemas.columns import Kept
 from preshard.schemas.config import PackConfig
@@ -84,7 +90,8 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     front of them that carry no loss. A conversation is what its chat template writes or, without one, ``BOS`` and its
     turns, with loss on the assistant's content and the tokens that end it. Annotations follow the shared prefix, which
     ends with the shared media, one after the other; each continues the prefix's positions. A label is the next token of
-    the same branch, so the last token of a prefix, of an annotation or of a document has none.
+    the same branch, so the last token of a prefix, of an annotation or of a document has none. The answers of a
+    preference are such branches, too.
 
     Args:
         renderer: how it is written.
@@ -99,6 +106,9 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
         return render_plain(renderer, document.text or "")
     if document.tokens is not None:
         return render_tokens(renderer, document)
+    if document.rejected is not None:
+        sides = replace(document, rejected=None), replace(document.rejected, weight=document.weight)
+        return join_pair(*(render(renderer, side, placed) for side in sides))
     tokenizer, family = renderer.tokenizer, renderer.family
     document, weights = number_answers(document) if document.has_values_of_turns else (document, None)
     document = document.without(renderer.ignore_fields)

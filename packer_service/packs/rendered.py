@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from preshard.packer_service.packs.units import Units
+from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 
@@ -66,6 +67,7 @@ class RenderedDocument:
     side of the square of patches that one row stands for, where positions have three axes. ``media`` holds what
     decoding needs of every image and video of the whole document (see ``ingest.media.shape.ProbedMedium``), or where
     the crops of every unit are stored (``ingest.crops.StoredCrops``), and nothing here looks at it.
+    ``preference`` says that its two branches are a better and a worse answer to the prefix.
     ``label_cut`` and ``medium_cut`` say what a cut at its end took: the label of its last token, because the next token
     carries loss and lies behind the cut, and the rest of a video. ``truncated`` counts the tokens after it that are in
     no piece. ``origin`` is the stored pack that the document, or a part of it, was taken out of
@@ -86,6 +88,7 @@ class RenderedDocument:
     n_branches: int
     merge: int = 1
     media: tuple[Any, ...] = ()
+    preference: bool = False
     label_cut: bool = False
     medium_cut: bool = False
     truncated: int = 0
@@ -208,3 +211,44 @@ def _cuts_medium(rendered: RenderedDocument, inside: Int64[np.ndarray, "some"]) 
     following = int(inside[-1]) + 1
     media = rendered.units.media
     return rendered.medium_cut if following == len(media) else bool(media[following] == media[following - 1])
+
+
+def join_pair(chosen: RenderedDocument, rejected: RenderedDocument) -> RenderedDocument:
+    """Two answers to one prompt, each rendered alone, as two branches of the prefix that they have in common.
+
+    The prefix ends before the first token that has a label in either: it would need one for each branch. So the last
+    token of a prompt is in both branches, and each label is that of the answer alone.
+
+    Raises:
+        DocumentError: ``bad_row``: the answers are the same, or an image or video lies in one or ends the prompt.
+    """
+    shorter = min(len(chosen), len(rejected))
+    differs = np.flatnonzero(chosen.tokens[:shorter] != rejected.tokens[:shorter])
+    if not len(differs) and len(chosen) == len(rejected):
+        raise DocumentError("bad_row", "chosen and rejected are the same tokens, so that nothing is preferred")
+    labelled = (int((side.labels != IGNORE_INDEX).argmax()) for side in (chosen, rejected))
+    n_shared = min(*labelled, int(differs[0]) if len(differs) else shorter)
+    if any(int(side.units.edges.max(initial=0)) > n_shared for side in (chosen, rejected)):
+        raise DocumentError(
+            "bad_row",
+            "an image or video lies in chosen or rejected, or ends the prompt; put it into the prompt, before text",
+        )
+    branch_ids = np.repeat(np.array([0, 1, 2], np.int32), [n_shared, len(chosen) - n_shared, len(rejected) - n_shared])
+    names = ("tokens", "labels", "loss_weights", "position_ids", "group_ids", "unit_ids")
+    sides = [(getattr(chosen, name), getattr(rejected, name)) for name in names]
+    joined: dict[str, Any] = {
+        name: np.concatenate([first, second[..., n_shared:]], axis=-1)
+        for name, (first, second) in zip(names, sides, strict=True)
+    }
+    columns = {
+        name: np.concatenate([values, rejected.columns[name][n_shared:]]) for name, values in chosen.columns.items()
+    }
+    return replace(
+        chosen,
+        **joined,
+        columns=columns,
+        branch_ids=branch_ids,
+        n_shared=n_shared,
+        n_branches=2,
+        preference=True,
+    )

@@ -253,6 +253,21 @@ def prefix_after_an_annotation(data: Any) -> None:
     data.derive(sample)
 
 
+@breaks("P21")
+def preference_with_an_answer_without_labels(data: Any) -> None:
+    sample, doc = annotated(data)
+    sample.head["documents"][doc]["preference"] = True
+    second = (sample.sequence["doc_ids"] == doc) & (sample.sequence["branch_ids"] == 2)
+    sample.sequence["labels"][second] = -100
+    sample.sequence["loss_weights"][second] = 0
+
+
+@breaks("P21")
+def preference_of_one_answer(data: Any) -> None:
+    sample = data.sample_where(lambda s: not s.sequence["branch_ids"][s.sequence["doc_ids"] == 0].any())
+    sample.head["documents"][0]["preference"] = True
+
+
 @breaks("P6")
 def position_off_by_one(data: Any) -> None:
     data.samples()[0].sequence["position_ids"][0, 3] += 1

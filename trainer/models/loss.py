@@ -52,9 +52,23 @@ def loss_sum(
         softcap: logits x become softcap x tanh(x / softcap); None if they stay as they are.
     """
     counted = torch.nonzero(labels != IGNORE_INDEX)[:, 0] if loss_tokens is None else loss_tokens
+    losses = token_losses(hidden, weight, labels, loss_tokens=counted, logits_bytes=logits_bytes, softcap=softcap)
+    return (losses * loss_weights[counted].to(losses.dtype)).sum()
+
+
+def token_losses(
+    hidden: Float[Tensor, "local hidden"],
+    weight: Float[Tensor, "vocab hidden"],
+    labels: Int64[Tensor, "local"],
+    *,
+    loss_tokens: Int64[Tensor, "counted"],
+    logits_bytes: int = LOGITS_BYTES,
+    softcap: float | None = None,
+) -> Float[Tensor, "counted"]:
+    """The cross entropy of each of some tokens, without weights; arguments as of :func:`loss_sum`."""
     chunk = tokens_of_a_chunk(len(weight), hidden.dtype, logits_bytes, is_capped=softcap is not None)
-    total: Tensor = _ChunkedLoss.apply(hidden[counted], weight, labels[counted], loss_weights[counted], chunk, softcap)
-    return total
+    losses: Tensor = _ChunkedLoss.apply(hidden[loss_tokens], weight, labels[loss_tokens], chunk, softcap)
+    return losses
 
 
 def tokens_of_a_chunk(
@@ -80,28 +94,27 @@ class _ChunkedLoss(Function):
         hidden: Tensor,
         weight: Tensor,
         labels: Tensor,
-        loss_weights: Tensor,
         chunk: int,
         softcap: float | None,
-    ) -> Float[Tensor, ""]:
+    ) -> Float[Tensor, "counted"]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_sums = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
-        total = torch.zeros((), dtype=dtype, device=hidden.device)
+        losses = torch.empty_like(log_sums)
         for part in _parts(len(hidden), chunk):
             logits = _capped((hidden[part] @ weight.T).to(dtype), softcap)
             predicted = logits.gather(1, labels[part, None])[:, 0]
             largest = logits.amax(1)
             log_sums[part] = logits.sub_(largest[:, None]).exp_().sum(1).log_().add_(largest)
-            total += ((log_sums[part] - predicted) * loss_weights[part].to(dtype)).sum()
+            losses[part] = log_sums[part] - predicted
             del logits  # or the next chunk's would exist beside it
-        ctx.save_for_backward(hidden, weight, labels, loss_weights, log_sums)
+        ctx.save_for_backward(hidden, weight, labels, log_sums)
         ctx.chunk, ctx.softcap = chunk, softcap
-        return total
+        return losses
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
-        hidden, weight, labels, loss_weights, log_sums = ctx.saved_tensors
+    def backward(ctx: Any, grad: Float[Tensor, "counted"]) -> tuple[Tensor, Tensor | None, None, None, None]:
+        hidden, weight, labels, log_sums = ctx.saved_tensors
         d_hidden, d_weight = torch.zeros_like(hidden), None
         if ctx.needs_input_grad[1]:
             d_weight = torch.zeros(weight.shape, dtype=log_sums.dtype, device=weight.device)
@@ -110,7 +123,7 @@ class _ChunkedLoss(Function):
             slopes = None if ctx.softcap is None else 1 - (d_logits / ctx.softcap) ** 2
             d_logits = d_logits.sub_(log_sums[part, None]).exp_()
             d_logits[torch.arange(len(d_logits), device=weight.device), labels[part]] -= 1
-            d_logits *= (loss_weights[part].to(log_sums.dtype) * grad)[:, None]
+            d_logits *= grad[part, None]
             if slopes is not None:
                 d_logits *= slopes
             low = d_logits.to(hidden.dtype)
@@ -122,7 +135,7 @@ class _ChunkedLoss(Function):
             else:
                 d_weight += low.T @ hidden[part]
             del d_logits, low, slopes
-        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
+        return d_hidden, None if d_weight is None else d_weight.to(weight.dtype), None, None, None
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

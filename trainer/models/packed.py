@@ -26,7 +26,7 @@ from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.gated_delta import bind_states
 from preshard.trainer.models.interface import PACKED, block_paths, unwrap, without_autocast
-from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum
+from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum, token_losses
 from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily
 
 
@@ -96,7 +96,8 @@ class PackedModel(nn.Module):
         features: str = "route",
         exchange: Exchange = "needed",
         overlap: bool = False,
-    ) -> Float[Tensor, ""]:
+        per_token: bool = False,
+    ) -> Float[Tensor, ""] | Float[Tensor, "counted"]:
         """The sum of loss weight x cross entropy over this rank's tokens, to be divided by all ranks' loss weights.
 
         All ranks of ``cp`` call it together, and then go backward together.
@@ -110,12 +111,18 @@ class PackedModel(nn.Module):
             features: one of ``preshard.trainer.models.features.WAYS``.
             exchange: which keys the attention ``gather`` moves.
             overlap: of the attention ``ulysses``: exchange one half of the heads while the other is computed.
+            per_token: return the cross entropy of each of ``batch.loss_tokens`` instead, without weights.
 
         Raises:
             ConfigError: the kind of attention does not run on this mesh, the model's heads do not divide among its
-                ranks, or the batch is of another model.
+                ranks, or the batch is of another model, or of preferences, whose answers are not all to be learnt.
         """
         self._check_batch(batch)
+        if not per_token and bool(batch.preferences.any()):
+            raise ConfigError(
+                f"pack {batch.pack_id} holds preferences, and rejected answers would be learnt like chosen ones: take "
+                "per_token=True for a loss of pairs, or pack chosen as completion"
+            )
         check_heads(
             attention,
             self._sizes.num_heads,
@@ -155,15 +162,14 @@ class PackedModel(nn.Module):
             del inputs
         hidden = self._hidden(batch, attends, given | states)
         with without_autocast(hidden, unwrap(self.model).get_output_embeddings().weight) as (hidden, weight):
-            return loss_sum(
-                hidden,
-                weight,
-                batch.labels,
-                batch.loss_weights,
-                logits_bytes=self.logits_bytes,
-                loss_tokens=batch.loss_tokens,
-                softcap=self._sizes.softcap,
-            )
+            how: Any = {
+                "logits_bytes": self.logits_bytes,
+                "loss_tokens": batch.loss_tokens,
+                "softcap": self._sizes.softcap,
+            }
+            if per_token:
+                return token_losses(hidden, weight, batch.labels, **how)
+            return loss_sum(hidden, weight, batch.labels, batch.loss_weights, **how)
 
     def _check_batch(self, batch: RankBatch) -> None:
         packed_for = None if batch.model is None else batch.model.model_type

@@ -63,6 +63,7 @@ class DocumentInPack(Answer):
     load: int = Field(description="The vision encoder's work for it, in multiplications.")
     label_cut: bool = Field(description="Whether a cut at its end took the label of its last token.")
     medium_cut: bool = Field(description="Whether a cut at its end went through a video.")
+    preference: bool = Field(False, description="Whether branch 1 is a better answer than branch 2.")
     branches: int = Field(description="Annotations; 0 where it has none.")
     attention_area: int = Field(description="Allowed pairs of the document.")
 

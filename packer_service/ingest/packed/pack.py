@@ -124,6 +124,7 @@ class StoredPack:
                 StoredCrops(shard=self.shard, crops_at=self.crops_at, images=self.head.images[begin:behind])
                 for begin, behind in pairwise(self.crop_edges[first : end + 1])
             ),
+            preference=span.preference,
             label_cut=span.label_cut,
             medium_cut=span.medium_cut,
             origin=self,

@@ -228,6 +228,7 @@ def _span(document: ShardDocument) -> DocumentSpan:
         n_images=totals.n_images,
         n_patches=totals.n_patches,
         load=totals.load,
+        preference=rendered.preference,
         label_cut=rendered.label_cut,
         medium_cut=rendered.medium_cut,
         columns=dict(rendered.kept) or None,

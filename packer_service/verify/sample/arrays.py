@@ -21,6 +21,7 @@ from preshard.schemas.errors import (
     PaddingInvalid,
     PoolingInvalid,
     PositionsInvalid,
+    PreferencesInvalid,
     SequenceInvalid,
     SpansInvalid,
     WeightsInvalid,
@@ -116,6 +117,21 @@ def check_branches(sequence: PackedSequence) -> Iterator[Finding]:
     steps = branch - before
     wrong = (sequence.doc_ids >= 0) & (branch != before) & (steps != 1)
     yield from _where(BranchesInvalid, "branch_ids", branch, wrong, "the branch before it, or the next")
+
+
+def check_preferences(sequence: PackedSequence, spans: list[DocumentSpan]) -> Iterator[Finding]:
+    """A preference has two branches, each with labels, and a prefix without; all pooled rows are in the prefix."""
+    for number, span in enumerate(spans):
+        if not span.preference:
+            continue
+        own = slice(span.start, span.start + span.length)
+        branch, labelled = sequence.branch_ids[own], sequence.labels[own] != IGNORE_INDEX
+        found = [int(labelled[branch == each].sum()) for each in range(int(branch.max(initial=0)) + 1)]
+        name = f"documents[{number}], a preference,"
+        if len(found) != 3 or found[0] or not all(found[1:]):
+            yield PreferencesInvalid, f"{name} has {found} labels by branch, not none in 0 and some in 1 and 2 each"
+        if (sequence.pool_ids[own][branch > 0] != NOT_POOLED).any():
+            yield PreferencesInvalid, f"{name} has pooled rows in a branch"
 
 
 def check_positions(sequence: PackedSequence, head: SampleHead, model: ModelEntry | None) -> Iterator[Finding]:

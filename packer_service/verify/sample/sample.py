@@ -47,6 +47,7 @@ from preshard.schemas.errors import (
     PaddingInvalid,
     PoolingInvalid,
     PositionsInvalid,
+    PreferencesInvalid,
     SampleHeadInvalid,
     SequenceInvalid,
     SpansInvalid,
@@ -239,6 +240,7 @@ class SampleCheck:
             self._holds(LabelsInvalid, arrays.check_labels(sequence))
             self._holds(WeightsInvalid, arrays.check_weights(sequence))
             self._holds(ColumnsInvalid, arrays.check_columns(sequence))
+            self._holds(PreferencesInvalid, arrays.check_preferences(sequence, head.documents))
         row_ids = [self.tokenizer.image_id] if self.model is None else self.model.row_ids
         pooling = units_hold and self._holds(PoolingInvalid, arrays.check_pooling(sequence, head, row_ids))
         if branches_hold and (pooling or self.model is None):  # without a model, units do not touch positions

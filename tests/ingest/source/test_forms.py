@@ -120,6 +120,7 @@ ROWS: dict[str, Row] = {
         ],
     },
     "prompt_completion": {"prompt": "One <image> two,", "completion": " three.", "images": ["0.png"]},
+    "preferences": {"prompt": "One <image> two,", "chosen": " three.", "rejected": " four.", "images": ["0.png"]},
     "prompt_messages": {
         "prompt": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Wait."}],
         "completion": [{"role": "assistant", "content": "So."}],
@@ -300,6 +301,19 @@ WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
         (("conversation",), ([{"a": 1}],)),
         (("source",), (3, ["a"])),
         (("id",), (True, 0.5, ["a"], "i" * 1001)),
+    ],
+    "preferences": [
+        (("prompt",), (3, True, {"a": "b"}, "a\ud800", [])),
+        (("chosen",), (None, 3, True, {"a": "b"}, "a\ud800", [])),
+        (("rejected",), (None, 3, True, {"a": "b"}, "a\ud800", [])),
+        (("tools",), ([{"a": 1}],)),
+        (("images",), (3, [], ["0.png", "1.png"], [""], "")),
+        (("image",), ("0.png",)),
+        (("videos",), (["v.mp4"],)),
+        (("system",), ("Be brief.",)),
+        (("source",), (3, ["a"])),
+        (("id",), (True, 0.5)),
+        (("conversation",), ([{"a": 1}],)),
     ],
     "prompt_messages": [
         (("prompt", 0), NO_OBJECT),
@@ -581,12 +595,7 @@ def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "chosen and rejected are preferences.* prompt and completion",
-        ),
-        ({"question": "a", "chosen": "b", "rejected": "c"}, "chosen and rejected are preferences"),
-        ({"chosen": [], "rejected": []}, "chosen and rejected are preferences"),
+        ({"question": "a", "chosen": "b"}, "chosen alone is no preference; the form preferences reads both answers"),
         ({"prompt": "a", "completions": ["b"], "labels": [True]}, "completions are steps"),
         ({"prompt": "a"}, "prompt alone is no form; the nearest, prompt_completion, needs completion beside it"),
         ({"question": "a", "label": 3}, "question alone .* question_answer, needs output beside it"),

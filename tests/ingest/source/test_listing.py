@@ -96,18 +96,22 @@ def test_first_rows_that_would_all_be_rejected_are_told(tmp_path: Path, rejected
 
 @pytest.mark.parametrize("write_file", ["a.jsonl", "a.parquet"])
 def test_columns_of_no_form_end_the_command(tmp_path: Path, write_file: str) -> None:
-    """Fails when tokens or preferences are measured row by row before the command says that it cannot pack them."""
-    row = {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}
+    """Fails when half a preference is measured row by row before the command says that it cannot pack it."""
+    row = {"prompt": "The sky is", "chosen": " blue."}
     write(tmp_path / "a.jsonl", row)
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     with pytest.raises(
-        ConfigError, match=f"SOURCE {write_file}: chosen and rejected are preferences.*--ignore '{write_file}'"
+        ConfigError, match=f"SOURCE {write_file}: chosen alone is no preference.*--ignore '{write_file}'"
     ):
         listed(tmp_path / write_file)
     write(tmp_path / "b.jsonl", {"prompt": "a", "completion": "b", "label": True})
     with pytest.raises(ConfigError, match="the column label says which answers are bad, and all would be learnt"):
         listed(tmp_path / "b.jsonl")
     assert listed(tmp_path / "b.jsonl", ignore_columns=["label"]).files[0].form == "prompt_completion"
+    write(tmp_path / "d.jsonl", {"question": "The sky is", "chosen": " blue.", "rejected": " green."})
+    with pytest.raises(ConfigError, match="the column question is not read by preferences"):
+        listed(tmp_path / "d.jsonl")
+    assert listed(tmp_path / "d.jsonl", ignore_columns=["question"]).files[0].form == "preferences"
     write(tmp_path / "c.jsonl", {"conversations": [], "video": "v.mp4", "fps": 29.97})
     with pytest.raises(ConfigError, match="the column fps beside images or videos is not read: a setting belongs into"):
         listed(tmp_path / "c.jsonl")

@@ -105,6 +105,13 @@ FORMS: tuple[Form, ...] = (
         parse=dialogues.parse_messages,
     ),
     Form(
+        name="preferences",
+        title="preferences: chosen and rejected answers",
+        needs=(dialogues.PREFERENCES,),
+        more=("prompt", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS),
+        parse=dialogues.parse_preferences,
+    ),
+    Form(
         name="prompt_completion",
         title="TRL prompt and completion",
         needs=(("prompt", "completion"),),
@@ -171,6 +178,10 @@ _TELLING = re.compile(
 _PREFERENCES = {"chosen", "rejected", "rejected_response", "rejected_messages"}
 _OF_A_QUESTION = ("context", "passage", "choices", "options")
 """Columns without which many questions mean something else."""
+_OF_A_PROMPT = (*(name for name in dialogues.QUESTIONS if name != "prompt"), *dialogues.SYSTEMS, "input", "history")
+"""Columns that answers belong to, and that the form ``preferences`` reads in ``prompt`` alone."""
+_BELONGS = {"question_answer": ("question", _OF_A_QUESTION), "preferences": ("prompt", _OF_A_PROMPT)}
+"""By form, columns that it does not read, and where their values belong."""
 _OF_A_PART = ("fps", "sample_fps", "max_frames", *PIXELS, *NOT_FOLLOWED)
 """Columns that say how an image or video beside them is shown, or how the file itself is."""
 SHOWN_COLUMNS = 8
@@ -216,12 +227,13 @@ def overlooked(columns: Columns, form: Form, named_by_user: Collection[str] = ()
     for name in left:
         leave_out = f"--set 'ignore_columns=[{named(name)}]' leaves it out"
         if name in _PREFERENCES and form is not MESSAGES:
-            return f"the column {name} makes these preferences, which cannot be packed; {leave_out}"
+            remedy = "--form preferences reads chosen and rejected, and a prompt"
+            return f"the column {name} makes these preferences, and {form.title} reads none; {remedy}; {leave_out}"
+        if (place := _BELONGS.get(form.name)) and name in place[1]:
+            return f"the column {name} is not read by {form.title}; write it into the {place[0]}, or {leave_out}"
         if name == "label" and columns[name] == FLAG and form.name in ("prompt_completion", "question_answer"):
             all_learnt = "says which answers are bad, and all would be learnt; filter the rows"
             return f"the column label {all_learnt}, or {leave_out}"
-        if name in _OF_A_QUESTION and form.name == "question_answer":
-            return f"the column {name} is not read by {form.title}; write it into the question, or {leave_out}"
         if name in _OF_A_PART and any(form.reads(medium, columns) for medium in MEDIA_COLUMNS if medium in columns):
             how = NOT_FOLLOWED.get(name, "a setting belongs into the part of its image or video in messages")
             return f"the column {name} beside images or videos is not read: {how}; {leave_out}"
@@ -250,8 +262,8 @@ def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
 def formless(columns: Columns) -> str:
     """Why rows with these columns have no form, and what comes nearest."""
     if found := sorted(_PREFERENCES & columns.keys()):
-        nearest = "give the answer that is to be learnt as prompt and completion, or as messages"
-        return f"{' and '.join(found)} are preferences, which cannot be packed; {nearest}"
+        nearest = "the form preferences reads both answers as chosen and rejected: rename them"
+        return f"{' and '.join(found)} alone is no preference; {nearest}"
     if "completions" in columns:
         return "completions are steps, each with a label, which cannot be packed; give prompt and completion"
     missing = [

@@ -37,7 +37,7 @@ ANSWERS = ("output", "answer", "response")
 ALPACA = ("instruction", "output")
 SYSTEMS = ("system", "system_prompt")
 PREFERENCES = ("chosen", "rejected")
-"""Columns of preference data, which has no place in packs: nothing says which of both is to be learnt."""
+"""Columns of the two answers of a preference."""
 
 SPEAKERS = {
     "system": "system",
@@ -187,7 +187,7 @@ def parse_prompt_completion(row: dict[str, Any]) -> Document:
     """The form ``prompt_completion`` of TRL: loss on the completion only; both are strings, or lists of messages."""
     for name in PREFERENCES:
         if name in row:
-            bad(f"{name} makes this a row of preferences, which cannot be packed; give prompt and completion")
+            bad(f"{name} makes this a preference; give prompt and completion, or prompt, chosen and rejected")
     for name in ("prompt", "completion"):
         if name not in row:
             bad(f"has no {name}")
@@ -196,10 +196,57 @@ def parse_prompt_completion(row: dict[str, Any]) -> Document:
         found = f"prompt is a {kind_of(prompt)} and completion a {kind_of(completion)}"
         bad(f"{found}; give two strings or two lists of messages")
     if isinstance(prompt, str):
-        return _of_texts(row)
-    silent = [replace(turn, weight=0.0) for turn in messages(prompt, "prompt")]
-    turns = (*silent, *messages(completion, "completion"))
-    return filled_document(row, turns, "turns", template_columns(row))
+        return _of_texts(row, prompt, completion, "completion")
+    return _of_turns(row, messages(prompt, "prompt"), messages(completion, "completion"))
+
+
+def parse_preferences(row: dict[str, Any]) -> Document:
+    """The form ``preferences`` of TRL: ``chosen`` and ``rejected``, both strings or both lists of messages. Without a
+    ``prompt`` that is what they begin with alike, as in TRL's ``extract_prompt``. Images and videos are the prompt's.
+    """
+    for name in PREFERENCES:
+        if name not in row:
+            bad(f"has no {name}; a preference has both")
+    given = {name: _side(row[name]) for name in ("prompt", *PREFERENCES) if name in row}
+    first, *others = given
+    for name in others:
+        if isinstance(given[name], str) != isinstance(given[first], str):
+            found = f"{first} is a {kind_of(given[first])} and {name} a {kind_of(given[name])}"
+            bad(f"{found}; give strings or lists of messages in all, or leave prompt out if they begin with it")
+    if isinstance(given["chosen"], str):
+        texts = {name: string(value, name) for name, value in given.items()}
+        shared = 0 if "prompt" in texts else _common(texts["chosen"], texts["rejected"])
+        if shared and texts["chosen"][shared - 1] == " ":
+            shared -= 1
+        prompt = texts.get("prompt", texts["chosen"][:shared])
+        sides = [_of_texts(row, prompt, texts[name][shared:], name) for name in PREFERENCES]
+    else:
+        turns = {name: messages(value, name) for name, value in given.items()}
+        shared = 0 if "prompt" in turns else _common(turns["chosen"], turns["rejected"])
+        before = turns.get("prompt", turns["chosen"][:shared])
+        for name in PREFERENCES:
+            if not turns[name][shared:]:
+                bad(f"{name} has no messages behind the prompt; both must answer it")
+        sides = [_of_turns(row, before, turns[name][shared:]) for name in PREFERENCES]
+    chosen, rejected = sides
+    if any(turn.loss not in (0, 1) for side in sides for turns in side.branches for turn in turns):
+        bad("a turn has a weight; a preference counts each token of an answer once: leave it out, or use train: false")
+    if chosen.media() != rejected.media():
+        bad("chosen and rejected show different images or videos; only the prompt may show any")
+    return replace(chosen, rejected=rejected)
+
+
+def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many items two sequences begin with alike."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+def _of_turns(row: dict[str, Any], prompt: Sequence[Message], answer: Sequence[Message]) -> Document:
+    """Turns of which those of a prompt carry no loss."""
+    silent = [replace(turn, weight=0.0) for turn in prompt]
+    return filled_document(row, (*silent, *answer), "turns", template_columns(row))
 
 
 def _side(value: Any) -> Any:
@@ -211,15 +258,15 @@ def _spells_messages(text: str) -> bool:
     return text.lstrip().startswith("[") and '"role"' in text and '"content"' in text
 
 
-def _of_texts(row: dict[str, Any]) -> Document:
-    prompt, completion = string(row["prompt"], "prompt"), string(row["completion"], "completion")
+def _of_texts(row: dict[str, Any], prompt: Any, completion: Any, name_of: str) -> Document:
+    prompt, completion = string(prompt, "prompt"), string(completion, name_of)
     if any(name in row for name in TEMPLATE_COLUMNS):
         name = next(name for name in TEMPLATE_COLUMNS if name in row)
         bad(f"{name} is for a chat template; it is legal beside lists of messages only")
     if not completion.strip():
-        raise DocumentError("empty", "completion is empty, so no token would carry loss")
+        raise DocumentError("empty", f"{name_of} is empty, so no token would carry loss")
     supply = Supply.of(row, (prompt, completion))
     before = supply.into((prompt,) if prompt else (), "prompt")
-    after = supply.into((completion,), "completion")
+    after = supply.into((completion,), name_of)
     supply.finish()
     return Document(prompt=before, interleaved=after)
