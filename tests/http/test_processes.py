@@ -23,9 +23,9 @@ from tests.support.hostile_datasets import write_hostile
 from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served
 
 KINDS = (
-    "window-of-a-trillion", "cost-nan", "manifest-endless", "manifest-a-pipe", "table-a-pipe", "shards-a-circle",
-    "run-endless", "folders-deep", "name-no-text", "samples-of-noise", "parquet-footer-of-gigabytes", "loads-wild",
-    "bomb-of-documents", "packs-of-billions", "sample-inflates-to-gigabytes", "sample-claims-terabytes",
+    "window-of-a-trillion", "manifest-endless", "manifest-a-pipe", "shards-a-circle", "folders-deep", "name-no-text",
+    "samples-of-noise", "parquet-footer-of-gigabytes", "loads-wild", "bomb-of-documents",
+    "sample-inflates-to-gigabytes",
 )  # fmt: skip
 """One of each sort; `tests/benchmarks/hostile_service.py` has them all."""
 

@@ -29,6 +29,7 @@ print(len(batches), sum(len(batch.tokens) for batch in batches), sum(len(batch.i
 """
 
 
+@pytest.mark.slow
 def test_the_bare_install_reads_a_rank_s_part(bare: Environment, tiny_dataset: Path) -> None:
     """Fails when the reader or the attention needs a package that `pip install preshard` does not bring, or warns."""
     done = bare("-c", READ, str(tiny_dataset))

@@ -20,7 +20,11 @@ IN_PROCESS = (" workers=2", " workers=0")
 """Workers of ours import the program and torch, which takes them ten seconds: tests/trainer/data/test_loader.py has
 some. Here the program reads the same batches itself."""
 OF_RAY = [pytest.param(program, id=name) for name, program in PROGRAMS if "import ray" in program]
-OTHERS = [pytest.param(program, id=name) for name, program in PROGRAMS if "import ray" not in program]
+OTHERS = [
+    pytest.param(program, id=name, marks=[pytest.mark.slow] * ("import webdataset" in program))
+    for name, program in PROGRAMS
+    if "import ray" not in program
+]
 
 
 def test_the_pages_have_programs() -> None:

@@ -143,6 +143,7 @@ def _run(
     mutants: list[Mutant], known: dict[str, str], folder: Path, options: argparse.Namespace
 ) -> list[tuple[Mutant, str]]:
     """Every mutant with its outcome: killed, survived or equivalent."""
+    _equivalent()  # which may end the run, before it has started processes
     outcomes = [(mutant, known[str(mutant)]) for mutant in mutants if str(mutant) in known]
     left = [m for m in mutants if str(m) not in known and not (options.quick and _acts_at_import(m))]
     scratch = Scratch(CHECKOUT, folder)

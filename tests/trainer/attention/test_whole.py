@@ -47,7 +47,7 @@ def inputs(kv_heads: int = 2) -> list[torch.Tensor]:
     return [q, message[:, 0].transpose(0, 1), message[:, 1].transpose(0, 1), dout]
 
 
-@pytest.mark.parametrize("kind", ["flash", "dense", "flex"])
+@pytest.mark.parametrize("kind", ["flash", "dense", pytest.param("flex", marks=pytest.mark.slow)])
 def test_the_kernels_own_backward_is_exact_and_keeps_no_keys(kind: str, make_mask: Any) -> None:
     """Fails when gradients come from what was saved in the wrong place, when gathered keys stay in memory between
     forward and backward, or when the forward runs a second time.

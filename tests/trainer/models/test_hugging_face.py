@@ -86,6 +86,7 @@ def test_packs_on_several_ranks_give_what_documents_alone_give(
         assert (units == 0).any(), "every rank had a unit in every pack"
 
 
+@pytest.mark.slow
 def test_a_wrong_axis_is_seen(made: Callable[[str], Made]) -> None:
     """Fails when the comparison could not tell an exchange of two axes of positions."""
     folder, right = made("qwen3_vl")
