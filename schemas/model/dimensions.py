@@ -22,6 +22,7 @@ class ModelDimensions:
         tied: whether the embedding is the output projection.
         vision_parameters: of the vision encoder and of what joins it to the decoder.
         vision_width, vision_layers: of the encoder.
+        vision_rest: parameters of the encoder beside its layers.
         vision_row: numbers that the layers keep for the backward pass which make a row of patches.
         source: where the dimensions are from.
         layer_embeddings: parameters by which layers get embeddings of their own (Gemma 4 E2B and E4B).
@@ -42,6 +43,7 @@ class ModelDimensions:
     source: str
     vision_row: int = 0
     layer_embeddings: int = 0
+    vision_rest: int = 0
 
     @property
     def layer_products(self) -> int:
@@ -111,6 +113,7 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         source=source,
         vision_row=row_width(encoder) if encoder else 0,
         layer_embeddings=layers * given * (rows + 3 * hidden),
+        vision_rest=rest_parameters(encoder) if encoder else 0,
     )
 
 
@@ -118,8 +121,13 @@ def encoder_parameters(encoder: VisionEncoder) -> int:
     """Parameters of a vision encoder, and of what joins it to the decoder."""
     width = encoder.hidden_size
     layer = 4 * width * width + encoder.mlp_matrices * width * encoder.intermediate_size
+    return (encoder.layers + encoder.windowed_layers) * layer + rest_parameters(encoder)
+
+
+def rest_parameters(encoder: VisionEncoder) -> int:
+    """Parameters of what embeds patches, and of what makes rows of them."""
     rows = encoder.row_inputs * encoder.row_hidden + encoder.row_hidden * encoder.row_outputs
-    return encoder.patch_inputs * width + (encoder.layers + encoder.windowed_layers) * layer + rows
+    return encoder.patch_inputs * encoder.hidden_size + rows
 
 
 def row_width(encoder: VisionEncoder) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,6 +22,10 @@ HIDDEN_KEPT, QUERIES_KEPT, KEYS_KEPT, INNER_KEPT = 8, 6, 5, 4
 """Numbers that a layer of Qwen3 keeps of each token, as multiples of the widths of the residual stream, of all queries,
 of all keys and of the MLP: ``tests/benchmarks/advice_memory.py`` counts them. Llama, without norms of queries and keys,
 keeps 3 and 2 of these two."""
+
+HIDDEN_SLOPES, QUERIES_SLOPES, INNER_SLOPES, VISION_SLOPES = 2, 4, 3.5, 0.5
+"""Gradients that a layer's backward pass has at once: multiples of the same widths; of the encoder, of what a layer
+keeps. As ``tests/benchmarks/dry_run.py`` counts them."""
 
 VISION_KEPT = 20
 """The same of a layer of the vision encoder and its width: the same script counts 11 of the width and 2 of the MLP in a
@@ -53,9 +58,9 @@ class MemoryParts:
     """Bytes of one rank.
 
     Attributes:
-        state: its part of parameters, gradients and the optimiser's state.
-        gathered: whole parameters of the blocks in use, of embedding and output projection, and a block's gradients.
-        activations: what the forward pass keeps for the backward pass.
+        state: its part of parameters and the optimiser's state, and of the gradients that are there.
+        gathered: whole parameters of the blocks in use, of embedding and output projection, and whole gradients.
+        activations: what the forward pass keeps for the backward pass, and what a layer has in use.
         keys: keys and values of other ranks, with their gradients.
         logits: logits, and the gradient of the output projection.
     """
@@ -117,43 +122,83 @@ class TrainingMemory:
     trains: Trains | None = None
 
     def of_rank(self, share: RankShare) -> MemoryParts:
-        """Memory of a rank with such a share of a pack."""
-        sizes, number, sums = self.sizes, self.compute_bytes, self.sum_bytes
-        whole = BLOCKS_GATHERED * sizes.layer_parameters + sizes.embeddings
-        trains = self.trains or Trains(trained=sizes.parameters, frozen=0, blocks=True, head=True, encoder=True)
-        slopes = (number if number == sums else number + sums) * trains.head
-        return MemoryParts(
-            state=(self.state_bytes * trains.trained + sums * trains.frozen) / self.shards,
-            gathered=number * whole + (number + sums) * sizes.layer_parameters * trains.blocks,
-            activations=share.tokens * self._decoder() + self._encoder(share, trained=trains.encoder),
-            keys=2 * share.key_heads * sizes.head_dim * (number + sums) * share.keys,
-            logits=self.logits_bytes + slopes * sizes.head_products,
-        )
+        """Memory of a rank with such a share of a pack, in the moment of a step in which it is largest."""
+        trains = self.trains or Trains(trained=self.sizes.parameters, frozen=0, blocks=True, head=True, encoder=True)
+        return max(self._moments(share, trains), key=lambda parts: parts.total)
 
-    def _decoder(self) -> float:
-        """Bytes of a token."""
-        sizes = self.sizes
+    def _moments(self, share: RankShare, trains: Trains) -> Iterator[MemoryParts]:
+        """The moments that can be the largest, in the order of a step."""
+        sizes, number, sums = self.sizes, self.compute_bytes, self.sum_bytes
+        between = ((self.state_bytes - sums) * trains.trained + sums * trains.frozen) / self.shards
+        after = between + sums * trains.trained / self.shards
+        of_encoder, encoder_in_use = self._encoder(share, trained=trains.encoder)
+        decoder = share.tokens * sizes.layers * self._kept()
+        root = sizes.embeddings + sizes.vision_rest
+        head, block = sizes.head_products, sizes.layer_parameters
+        slopes = number * head * trains.head  # whole until the backward pass ends
+        summed = number + sums if number != sums else number
+        chunk = min(self.logits_bytes, share.tokens * sizes.vocab * summed)
+        yield MemoryParts(
+            state=between,
+            gathered=number * (root + block),
+            activations=decoder + of_encoder,
+            keys=0,
+            logits=chunk + summed * head * trains.head,
+        )
+        whole = number * (root + BLOCKS_GATHERED * block) + (number + sums) * block * trains.blocks
+        mlp, attention = (share.tokens * numbers for numbers in self._in_use())
+        keys = 2 * share.key_heads * sizes.head_dim * share.keys * max(number + summed, 2 * sums)
+        for state, kept in ((between, decoder), (after, decoder / max(sizes.layers, 1))):
+            yield MemoryParts(state=state, gathered=whole, activations=kept + of_encoder + mlp, keys=0, logits=slopes)
+            yield MemoryParts(
+                state=state, gathered=whole, activations=kept + of_encoder + attention, keys=keys, logits=slopes
+            )
+        yield MemoryParts(
+            state=after,
+            gathered=number * root,
+            activations=of_encoder + encoder_in_use,
+            keys=0,
+            logits=slopes,
+        )
+        rest = sizes.embeddings * (trains.head or trains.blocks) + sizes.vision_rest * trains.encoder
+        yield MemoryParts(state=after, gathered=(number + sums) * rest, activations=0, keys=0, logits=0)
+
+    def _kept(self) -> float:
+        """Bytes of a token that a layer keeps for the backward pass."""
+        sizes, given = self.sizes, 0 if self.offload else self.sizes.hidden
         attention = sizes.heads * sizes.head_dim
-        heads = QUERIES_KEPT * attention + KEYS_KEPT * sizes.kv_heads * sizes.head_dim
-        inner = INNER_KEPT * sizes.inner
-        layer = HIDDEN_KEPT * sizes.hidden + heads
-        given = 0 if self.offload else sizes.hidden
-        kept = {
-            "none": layer + (inner if self.mlp_tiles == 1 else 0),
+        numbers = {
+            "none": self._layer() + (INNER_KEPT * sizes.inner if self.mlp_tiles == 1 else 0),
             "selective": given + attention,
             "full": given,
         }[self.recompute]
-        in_use = inner / self.mlp_tiles if self.recompute == "none" and self.mlp_tiles > 1 else 0
-        if self.recompute != "none":
-            in_use = layer + inner / self.mlp_tiles
-        return self.compute_bytes * (sizes.layers * kept + in_use)
+        return self.compute_bytes * numbers
 
-    def _encoder(self, share: RankShare, *, trained: bool) -> float:
-        """Bytes of the patches, and of the rows that are made of them, which are not computed again."""
+    def _layer(self) -> float:
+        """Numbers of a token that a layer keeps, without its MLP."""
+        sizes = self.sizes
+        heads = QUERIES_KEPT * sizes.heads + KEYS_KEPT * sizes.kv_heads
+        return HIDDEN_KEPT * sizes.hidden + heads * sizes.head_dim
+
+    def _in_use(self) -> tuple[float, float]:
+        """Bytes of a token that the backward pass of a layer has besides: in its MLP, and in its attention."""
+        sizes, tiled, again = self.sizes, self.mlp_tiles > 1, self.recompute != "none"
+        made = self._layer() if again else 0
+        inner = (INNER_KEPT * (again or tiled) + INNER_SLOPES) * sizes.inner / self.mlp_tiles
+        slopes = HIDDEN_SLOPES * sizes.hidden
+        own = QUERIES_SLOPES * sizes.heads * sizes.head_dim
+        return self.compute_bytes * (made + inner + slopes), self.compute_bytes * (made + own + slopes)
+
+    def _encoder(self, share: RankShare, *, trained: bool) -> tuple[float, float]:
+        """Bytes of the patches and of the rows that are made of them, which are not computed again; and what a layer
+        has in use besides.
+        """
         layer, given = VISION_KEPT * self.sizes.vision_width, 0 if self.offload else self.sizes.vision_width
         if not trained:  # nothing is kept, and one layer is in use at a time
-            return self.compute_bytes * share.patches * layer
+            return 0.0, self.compute_bytes * share.patches * layer
         kept = layer if self.recompute == "none" else given
-        in_use = 0 if self.recompute == "none" else layer
-        patches = share.patches * (self.sizes.vision_layers * kept + in_use)
-        return self.compute_bytes * (patches + share.rows * self.sizes.vision_row)
+        rows = share.rows * self.sizes.vision_row
+        in_use = share.patches * layer * (VISION_SLOPES + (self.recompute != "none"))
+        return self.compute_bytes * (
+            share.patches * self.sizes.vision_layers * kept + rows
+        ), self.compute_bytes * in_use

@@ -106,7 +106,10 @@ class _Gather(torch.autograd.Function):
         plan: GatherPlan = ctx.plan
         keys = plan.exchange.gather(k, v)
         dq, dk, dv, dsinks = differentiate_rows(grads[0], (q, *keys, sinks), tuple(saved), ctx.call)
-        dk, dv = plan.exchange.give_back(dk, dv)
+        del keys  # what was gathered, and later its gradients, are the largest tensors of a layer
+        sent = _message(dk, dv)
+        del dk, dv
+        dk, dv = plan.exchange.give_back(sent)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None if dsinks is None else dsinks.to(sinks.dtype), None
 
 
@@ -122,7 +125,7 @@ class KeyExchange(Protocol):
         """The keys and values that this rank gets from all ranks, ``[K, T, D]``."""
         ...
 
-    def give_back(self, dk_KTD: Float[Tensor, "K T D"], dv_KTD: Float[Tensor, "K T D"]) -> KeysAndValues:
+    def give_back(self, sent_T2KD: Float[Tensor, "T 2 K D"]) -> KeysAndValues:
         """``[K, L, D]``: all ranks' gradients of this rank's tokens, added in rank order, so that they never differ."""
         ...
 
@@ -173,8 +176,8 @@ class NoExchange:
     def gather(self, k_KLD: Tensor, v_KLD: Tensor) -> KeysAndValues:
         return k_KLD, v_KLD
 
-    def give_back(self, dk_KTD: Tensor, dv_KTD: Tensor) -> KeysAndValues:
-        return dk_KTD, dv_KTD
+    def give_back(self, sent_T2KD: Tensor) -> KeysAndValues:
+        return _opened(sent_T2KD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +194,9 @@ class _AllExchange:
         all_gather_single(received, sent, self.group)
         return _opened(received)
 
-    def give_back(self, dk_KTD: Tensor, dv_KTD: Tensor) -> KeysAndValues:
-        sent = _message(dk_KTD, dv_KTD)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
+    def give_back(self, sent_T2KD: Tensor) -> KeysAndValues:
+        received = torch.empty_like(sent_T2KD)
+        dist.all_to_all_single(received, sent_T2KD, group=self.group)
         first, *others = received.chunk(self.degree)
         for other in others:
             first += other
@@ -221,11 +223,10 @@ class _NeededExchange:
         dist.all_to_all_single(received, sent, list(self.received_sizes), self._sent_sizes, group=self.group)
         return _opened(received)
 
-    def give_back(self, dk_KTD: Tensor, dv_KTD: Tensor) -> KeysAndValues:
-        sent = _message(dk_KTD, dv_KTD)
-        received = sent.new_empty(sum(self._sent_sizes), *sent.shape[1:])
-        dist.all_to_all_single(received, sent, self._sent_sizes, list(self.received_sizes), group=self.group)
-        total = sent.new_zeros(self.slice_len, *sent.shape[1:])
+    def give_back(self, sent_T2KD: Tensor) -> KeysAndValues:
+        received = sent_T2KD.new_empty(sum(self._sent_sizes), *sent_T2KD.shape[1:])
+        dist.all_to_all_single(received, sent_T2KD, self._sent_sizes, list(self.received_sizes), group=self.group)
+        total = sent_T2KD.new_zeros(self.slice_len, *sent_T2KD.shape[1:])
         for index, part in zip(self.sent, received.split(self._sent_sizes), strict=True):
             # A rank gets each token at most once, so additions happen in rank order.
             total.index_add_(0, index, part)

@@ -21,8 +21,17 @@ class KeptResults:
     """What :func:`once` gave in one forward of one block. ``forward`` and ``again`` are the contexts of its passes."""
 
     def __init__(self) -> None:
+        results = (
+            BlockResults()
+        )  # nothing in it points back here: a cycle would keep a block's memory past its backward
+        self.forward, self.again = _Pass(results, again=False), _Pass(results, again=True)
+
+
+class BlockResults:
+    """The results themselves, in the order of the calls."""
+
+    def __init__(self) -> None:
         self._results: list[tuple[Any, list[int]]] = []
-        self.forward, self.again = _Pass(self, again=False), _Pass(self, again=True)
 
     def keep(self, result: T) -> T:
         kept = tree_map_only(Tensor, Tensor.detach, result)  # an output's graph holds these contexts, not the reverse
@@ -39,7 +48,7 @@ class KeptResults:
 class _Pass:
     """The forward of a block, or its repetition in the backward pass, perhaps on another thread."""
 
-    def __init__(self, kept: KeptResults, *, again: bool) -> None:
+    def __init__(self, kept: BlockResults, *, again: bool) -> None:
         self.kept, self.again, self.calls = kept, again, 0
         self._before: Token[_Pass | None] | None = None
 

@@ -62,7 +62,8 @@ _PLACES = (
 )
 """Files in which memory is asked for, the first that fits, and the part."""
 
-_FUNCTIONS = {"foreach_reduce": "gradients", "_encode": "encoder", "_vision_inputs": "inputs"}
+_FUNCTIONS = {"foreach_reduce": "gradients", "allocate": None, "_encode": "encoder", "_vision_inputs": "inputs"}
+"""Functions that decide before their file does; None leaves it to the caller."""
 
 _OURS = ("/trainer/", "/transformers/")
 _NOT_OURS = ("/trainer/dry_run/",)

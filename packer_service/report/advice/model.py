@@ -7,7 +7,13 @@ from pathlib import Path
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.schemas.config import CostConfig, VisionConfig
-from preshard.schemas.model.dimensions import ModelDimensions, encoder_parameters, model_dimensions, row_width
+from preshard.schemas.model.dimensions import (
+    ModelDimensions,
+    encoder_parameters,
+    model_dimensions,
+    rest_parameters,
+    row_width,
+)
 from preshard.schemas.model.encoder import VisionEncoder, encoder_of
 
 
@@ -38,6 +44,7 @@ def configured_sizes(
         vision_layers=encoder.layers + encoder.windowed_layers if encoder else cost.vision_num_layers,
         source=source,
         vision_row=row_width(encoder) if encoder else 0,
+        vision_rest=rest_parameters(encoder) if encoder else 0,
     )
 
 

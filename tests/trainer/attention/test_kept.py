@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from preshard.schemas.layout import rank_positions
 from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.gather import _NeededExchange
-from preshard.trainer.attention.kept import KeptResults, once
+from preshard.trainer.attention.kept import BlockResults, once
 from preshard.trainer.attention.kernels.flex import Flex, compiled_attention
 from preshard.trainer.attention.ring import _Hop
 from preshard.trainer.distributed.mesh import ContextParallel
@@ -122,14 +122,14 @@ def test_a_compiled_kernel_runs_once_and_no_key_is_kept(
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     kept: dict[int, int] = {}
     calls: list[int] = []
-    keep = KeptResults.keep
+    keep = BlockResults.keep
 
-    def noted(self: KeptResults, result: Any) -> Any:
+    def noted(self: BlockResults, result: Any) -> Any:
         out, saved, _ = result
         kept.update({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (out, *saved)})
         return keep(self, result)
 
-    monkeypatch.setattr(KeptResults, "keep", noted)
+    monkeypatch.setattr(BlockResults, "keep", noted)
     compiled = compiled_attention(aot_eager)
 
     def counted(*args: Any, **kwargs: Any) -> Any:

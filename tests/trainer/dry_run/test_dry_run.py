@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -51,15 +52,19 @@ def test_what_a_step_waits_for(folder_of: Folders, kind: str) -> None:
 
 def test_memory_by_parts(folder_of: Folders) -> None:
     """Fails when a part of memory is not counted or not freed: parameters of which a rank holds its share, AdamW's two
-    means of each, gradients and logits at the peak; or when a step comes to hold more than it did.
+    means of each; when something of a step outlives it; or when a step comes to hold more than it did.
     """
-    found = run(folder_of, ring=4, recompute="none")
+    gc.disable()  # what waits for it would stay on a GPU as long as it likes
+    try:
+        found = run(folder_of, ring=4, recompute="selective")
+    finally:
+        gc.enable()
     config = json.loads((folder_of("qwen3_vl") / "model" / "config.json").read_text())
     assert found.parts["optimizer"] == pytest.approx(2 * found.parts["parameters"], rel=0.05)
     assert found.state == pytest.approx(found.parts["parameters"] + found.parts["optimizer"], rel=0.01)
     embedding = config["text_config"]["vocab_size"] * config["text_config"]["hidden_size"] * 4 // 4
     assert embedding < found.parts["parameters"] < 20 * embedding
-    assert {"gathered", "activations", "encoder", "attention"} <= set(found.parts)
+    assert {"gathered", "encoder", "attention"} <= set(found.parts)
     assert sum(found.parts.values()) == found.peak == max(found.peaks.values())
     assert found.peak < RECORDED
 
