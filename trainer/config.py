@@ -81,6 +81,12 @@ class TrainConfig(BaseModel):
     warmup: int = Field(10, ge=0, description="Steps over which the learning rate rises to its peak.")
     weight_decay: float = Field(0.1, ge=0, description="Weight decay of matrices; none for vectors and embeddings.")
     clip: float = Field(1.0, gt=0, description="Gradient norm above which gradients are scaled down.")
+    loss: Literal["next_token", "dpo"] = Field(
+        "next_token", description="What is learnt: the next token, or to prefer chosen to rejected answers."
+    )
+    beta: float | None = Field(
+        None, gt=0, description="With --loss dpo: how much margins over the first model count; 0.1 by default."
+    )
     freeze: Paths = Field(
         (),
         description="What stays as it is: vision, language, or part of parameters' names, such as visual.merger or "
@@ -174,6 +180,16 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 "--lora is given with --from-scratch: adapters need a trained model, leave one of them out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _preferences_have_their_own_options(self) -> Self:
+        if self.beta is not None and self.loss != "dpo":
+            raise ValueError("--beta is given without --loss dpo; add it, or leave --beta out")
+        if self.eval_data is not None and self.loss == "dpo":
+            raise ValueError("--eval-data is given with --loss dpo, which is not evaluated yet; leave it out")
+        if self.dry_run and self.loss == "dpo":
+            raise ValueError("--dry-run is given with --loss dpo, which it does not count yet; leave one of them out")
         return self
 
     @model_validator(mode="after")

@@ -29,7 +29,8 @@ from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import save_memory
 from preshard.trainer.models.packed import shard_model
 from preshard.trainer.models.parts import end_backward_at_decoder
-from preshard.trainer.setup import Job
+from preshard.trainer.preference import BETA, Reference, find_reference, preference_loss
+from preshard.trainer.setup import Job, open_whole
 from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
 
 
@@ -62,6 +63,10 @@ def run(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(model, config)
     shares = [group["lr"] / config.largest_lr for group in optimizer.param_groups]
+    reference = None
+    if config.loss == "dpo":  # by the model as the run began, also where it is resumed
+        datasets = [open_whole(config, path, mesh.cp.cp_rank) for path, _ in config.datasets]
+        reference = find_reference(model, datasets, mesh.cp, mesh.dp_rank, mesh.dp_size, **_exchanges(config))
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
     batches = read_batches(job, mesh, device, work)
@@ -71,7 +76,7 @@ def run(
     with profiled(config.profile) as profiler:
         for step in range(job.start.step + 1, config.steps + 1):
             began = time.perf_counter()
-            local, data = add_gradients(job, mesh, model, work, batches, device)
+            local, data = add_gradients(job, mesh, model, work, batches, device, reference)
             totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
             lr = learning_rate(step, config)
             apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip, shares=shares)
@@ -123,7 +128,7 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
     """
     config = job.config
     if weights is None:
-        resumed = job.checkpoint is not None and config.lora is None
+        resumed = job.checkpoint is not None and config.lora is None and config.loss == "next_token"
         weights = "none" if resumed else "random" if config.from_scratch else "folder"
 
     def shard(model: nn.Module) -> PackedModel:
@@ -197,6 +202,7 @@ def add_gradients(
     work: StepWork,
     batches: Iterator[RankBatch],
     device: torch.device,
+    reference: Reference | None = None,
 ) -> tuple[LocalTotals, dict[str, Any]]:
     """Adds the gradients of one step's packs to the parameters; returns what they were, and the position after them."""
     local = LocalTotals.zero(device)
@@ -204,10 +210,17 @@ def add_gradients(
         batch = take(batches, local)
         local.work += work.of_rank(batch)
         began = time.process_time()
-        loss_sum = model(batch, mesh.cp, **_exchanges(job.config))
-        loss_sum.backward()
+        if reference is None:
+            loss_sum, weight = model(batch, mesh.cp, **_exchanges(job.config)), None
+            loss_sum.backward()
+        else:
+            losses = model(batch, mesh.cp, per_token=True, **_exchanges(job.config))
+            loss = preference_loss(losses, batch, mesh.cp, reference, job.config.beta or BETA)
+            loss.backward()
+            # each rank of a pack has the loss of all of its pairs
+            loss_sum, weight = loss / mesh.cp.cp_size, len(batch.preferences) / mesh.cp.cp_size
         local.compute_time += time.process_time() - began
-        local.add(batch, loss_sum)
+        local.add(batch, loss_sum, weight)
     return local, batch.state
 
 

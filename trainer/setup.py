@@ -136,11 +136,14 @@ def make_mesh(config: TrainConfig, world_size: int, device_type: str) -> Mesh:
 
 
 def _evaluation(config: TrainConfig, cp_rank: int) -> PackedDataset | None:
-    """The second dataset, whose packs the evaluation deals to data-parallel ranks by itself."""
-    if config.eval_data is None:
-        return None
+    """The second dataset."""
+    return None if config.eval_data is None else open_whole(config, config.eval_data, cp_rank)
+
+
+def open_whole(config: TrainConfig, path: str, cp_rank: int) -> PackedDataset:
+    """A dataset whose packs are dealt to data-parallel ranks by who reads it."""
     return PackedDataset(
-        config.eval_data,
+        path,
         ulysses_degree=config.ulysses,
         ring_degree=config.ring,
         cp_rank=cp_rank,

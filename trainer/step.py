@@ -122,10 +122,12 @@ class LocalTotals:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         return cls(loss_sum=zero, loss_weight=zero, tokens=zero, packs=[])
 
-    def add(self, batch: RankBatch, loss_sum: Tensor) -> None:
-        """Counts one pack. Nothing here waits for the device."""
+    def add(self, batch: RankBatch, loss_sum: Tensor, loss_weight: Tensor | float | None = None) -> None:
+        """Counts one pack, by its tokens' weights if no other is given. Nothing here waits for the device."""
         self.loss_sum = self.loss_sum + loss_sum.detach()
-        self.loss_weight = self.loss_weight + batch.loss_weights.double().sum()
+        self.loss_weight = self.loss_weight + (
+            batch.loss_weights.double().sum() if loss_weight is None else loss_weight
+        )
         self.tokens = self.tokens + (batch.doc_ids[batch.positions] >= 0).sum()
         self.bytes_read += batch.bytes_read
         self.packs.append(batch.pack_id)

@@ -163,6 +163,20 @@ def test_each_answer_has_the_tokens_that_it_has_alone(
     assert images == len(rows()["explicit"]), "each image is stored once"
 
 
+def test_a_pair_is_shown_as_one(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails when nobody can see before packing which answer is taken for the better one."""
+    from preshard.packer_service.cli import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["show", str(source / "implicit.jsonl"), "--row", "1", "--set", f"model={source / 'model'}"])
+    assert not stopped.value.code
+    shown = capsys.readouterr().out
+    assert "chosen and rejected after " in shown
+    before, chosen, rejected = re.split(r"-- chosen, from .*|-- rejected, from .*", shown)
+    assert "0: Why?" in before
+    assert ("It is noise 0." in chosen, "A cat." in rejected) == (True, True)
+
+
 def test_a_pair_is_never_cut_or_parted(dataset: Path, source: Path, tmp_path: Path, progress: Any) -> None:
     """Fails when ``oversize`` cuts an answer or gives each a pack of its own, at once or where a dataset is packed
     again; or when packing again forgets which answer is preferred.

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float32, Int32, Int64, Shaped, UInt8
+from jaxtyping import Float32, Int32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
@@ -18,7 +18,7 @@ from preshard.schemas.sequence import PADDING_DOC
 from preshard.trainer.data.inputs import InputUnit, picture_levels
 from preshard.trainer.data.pixels import normalise, to_device
 
-ON_HOST = ("preferences", "image_edges", "pool_edges", "pool_positions", "picture_sizes", "unit_edges")
+ON_HOST = ("image_edges", "pool_edges", "pool_positions", "picture_sizes", "unit_edges")
 """Tensors that plan exchanges and shapes. They are read on the CPU, since reading them on a device means waiting."""
 
 
@@ -47,7 +47,6 @@ class RankBatch:
         doc_ids: mask array of the whole pack in natural order (see ``preshard.schemas.sequence.MaskArrays``).
         branch_ids: the same.
         group_ids: the same.
-        preferences: whether branch 1 of each document is an answer that is preferred to branch 2.
         layout: runs of every ring rank, and the key blocks that each needs.
         pixels: this rank's crops as RGB, 0 to 255, one after the other; see ``pictures`` and ``images``.
         picture_sizes: height and width of each of these crops.
@@ -91,7 +90,6 @@ class RankBatch:
     doc_ids: Int32[Tensor, "seq"]
     branch_ids: Int32[Tensor, "seq"]
     group_ids: Int32[Tensor, "seq"]
-    preferences: Bool[Tensor, "documents"]
     layout: TokenLayout
     pixels: UInt8[Tensor, "bytes"]
     picture_sizes: Int64[Tensor, "crops 2"]
@@ -114,6 +112,11 @@ class RankBatch:
     tiles: Any = None
     levels: dict[str, Tensor] | None = None
     columns: Mapping[str, Shaped[Tensor, "local ..."]] = field(default_factory=dict)
+
+    @property
+    def preferences(self) -> tuple[bool, ...]:
+        """Whether branch 1 of each document of the pack is an answer that is preferred to branch 2."""
+        return tuple(span.preference for span in self.documents)
 
     @property
     def seq_len(self) -> int:

@@ -162,7 +162,6 @@ class PackReader:
             doc_ids=torch.from_numpy(header.sequence.doc_ids),
             branch_ids=torch.from_numpy(header.sequence.branch_ids),
             group_ids=torch.from_numpy(header.sequence.group_ids),
-            preferences=torch.tensor([span.preference for span in header.head.documents], dtype=torch.bool),
             layout=layout,
             pixels=torch.from_numpy(crops.buffer),
             picture_sizes=torch.from_numpy(crops.sizes),

@@ -118,10 +118,10 @@ class PackedModel(nn.Module):
                 ranks, or the batch is of another model, or of preferences, whose answers are not all to be learnt.
         """
         self._check_batch(batch)
-        if not per_token and bool(batch.preferences.any()):
+        if not per_token and any(batch.preferences):
             raise ConfigError(
-                f"pack {batch.pack_id} holds preferences, and rejected answers would be learnt like chosen ones: take "
-                "per_token=True for a loss of pairs, or pack chosen as completion"
+                f"pack {batch.pack_id} holds preferences, and rejected answers would be learnt like chosen ones: train "
+                "with --loss dpo, or pack chosen as completion"
             )
         check_heads(
             attention,

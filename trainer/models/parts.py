@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class Lora:
             ConfigError: ``peft`` is not installed, or a target has no linear layer that can have an adapter.
         """
         try:
-            import peft
+            peft = import_module("peft")
         except ModuleNotFoundError:
             raise ConfigError(
                 "--lora needs the package peft, which is not installed: pip install peft, or train parts of the model "

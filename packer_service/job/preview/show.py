@@ -193,6 +193,7 @@ def _piece(rendered: RenderedDocument, decode: Callable[[Sequence[int]], str], s
         patches=int(units.patches.sum()),
         shared_tokens=rendered.n_shared,
         annotations=rendered.n_branches,
+        preference=rendered.preference,
         units=shown,
         spans=document_spans(
             tokens=rendered.tokens,

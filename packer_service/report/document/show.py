@@ -63,7 +63,9 @@ def _counted(piece: ShownPiece) -> str:
     counts = [f"{piece.tokens:,} tokens, {piece.loss_tokens:,} under loss"]
     if piece.units:
         counts.append(f"{piece.images:,} crops, {piece.patches:,} patches")
-    if piece.annotations:
+    if piece.preference:
+        counts.append(f"chosen and rejected after {piece.shared_tokens:,} shared tokens")
+    elif piece.annotations:
         counts.append(f"{piece.annotations} annotations of {piece.shared_tokens:,} shared tokens")
     if piece.spans:
         counts.append(f"positions {_ranges(_hull(piece.spans))}")
@@ -87,7 +89,8 @@ def _content(piece: ShownPiece, coloured: bool) -> Iterator[tuple[str, str]]:
     branch = 0
     for span in piece.spans:
         if span.branch != branch:
-            yield f"\n-- annotation {span.branch}, from position {span.positions[0][0]}\n", HEADING_STYLE
+            name = ("chosen", "rejected")[span.branch - 1] if piece.preference else f"annotation {span.branch}"
+            yield f"\n-- {name}, from position {span.positions[0][0]}\n", HEADING_STYLE
             branch = span.branch
         if span.unit is not None:
             yield _unit(piece.units[span.unit], span), UNIT_STYLE

@@ -70,6 +70,7 @@ class ShownPiece(Figures):
     patches: int
     shared_tokens: int = Field(description="Tokens that all annotations see; 0 without annotations.")
     annotations: int
+    preference: bool = Field(False, description="Whether annotation 1 is a better answer than annotation 2.")
     spans: list[ShownSpan]
     units: list[ShownUnit]
 

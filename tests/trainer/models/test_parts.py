@@ -17,8 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 from preshard.trainer.models import PackedModel
+from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.interface import base_names
 from preshard.trainer.models.load import empty_model, load_sharded
 from preshard.trainer.models.memory import save_memory
@@ -255,6 +256,29 @@ def test_adapters_do_not_load_the_whole_model_on_a_rank(gloo_pool: Any, folder_o
     )
     assert first.std() > 0
     assert not second.any()
+
+
+def test_adapters_are_trained_in_compiled_blocks(folder_of: Callable[..., Path]) -> None:
+    """Fails when blocks that are compiled leave adapters out, or give them other gradients."""
+    folder, found = folder_of("qwen3_vl"), []
+    pack = next(pack for pack in PackedDataset(folder / "dataset") if pack.units)
+    for is_compiled in (False, True):
+
+        def shard(model: nn.Module, is_compiled: bool = is_compiled) -> PackedModel:
+            applied = ADAPTERS.apply(model)
+            if is_compiled:
+                compile_blocks(model, backend="aot_eager")
+            return PackedModel(applied)
+
+        packed = load_sharded(folder / "model", shard, dtype=torch.float64)
+        trained = [(name, each) for name, each in named_parameters(packed.model) if each.requires_grad]
+        with torch.no_grad():
+            for name, parameter in trained:
+                parameter.copy_(sample(name, tuple(parameter.shape)))
+        loss = packed(pack, ContextParallel())
+        loss.backward()
+        found.append((loss.detach(), torch.cat([each.grad.flatten() for _, each in trained if each.grad is not None])))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
 
 
 def test_what_load_sharded_cannot_draw_is_refused(folder_of: Callable[..., Path]) -> None:

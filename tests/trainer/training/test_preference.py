@@ -1,0 +1,264 @@
+"""The loss of preferences on packs is that of TRL's ``DPOTrainer`` on each pair alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
+
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.config import make_config
+from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.loop import run
+from preshard.trainer.metrics import StepFigures
+from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.load import load_sharded
+from preshard.trainer.models.packed import shard_model
+from preshard.trainer.preference import find_reference, preference_loss
+from preshard.trainer.setup import prepare
+
+# This build of torchvision has operators for CUDA alone, and trl imports it.
+sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+
+pytestmark = pytest.mark.process  # packing decodes media in a process of its own
+
+BETA = 0.3
+
+
+def make_pairs(folder: Path, family: str, progress: Any) -> None:
+    """Pairs in ``folder/dataset``, for ``folder/model``, and ``folder/reference`` of other weights."""
+    from packed_models import SETTINGS, VOCABULARY
+
+    from preshard.packer_service.config import load_config
+    from preshard.packer_service.demo.model import write_model_folder
+    from preshard.packer_service.job.pack import pack
+    from preshard.packer_service.runtime.executors import PlainExecutor
+
+    for name, seed in (("model", 1), ("reference", 2)):
+        write_model_folder(folder / name, family, vocabulary=VOCABULARY)
+        load_model(folder / name, from_scratch=True, seed=seed).save_pretrained(folder / name)  # type: ignore[operator]
+    noise, rows = np.random.default_rng(0), []
+    for number in range(6):
+        row: dict[str, Any] = {"id": f"pair-{number}"}
+        content: list[dict[str, Any]] = [{"type": "text", "text": f"{number}: what is this? " * (3 + 4 * number)}]
+        if family == "qwen3_vl" and number % 3:
+            Image.fromarray(noise.integers(0, 255, (70 + 20 * number, 90, 3), np.uint8)).save(folder / f"{number}.png")
+            row["images"], content = [f"{number}.png"], [{"type": "image"}, *content]
+        row["prompt"] = [{"role": "user", "content": content}]
+        for name, answer in (
+            ("chosen", "Noise, as before. " * (1 + number % 4)),
+            ("rejected", "A cat. " * (9 - number)),
+        ):
+            row[name] = [{"role": "assistant", "content": answer}]
+        rows.append(row)
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    config = load_config(None, [*SETTINGS, "seq_len=512", f"model={folder / 'model'}"])
+    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
+
+
+@pytest.fixture(scope="module")
+def pairs(made_once: Any, progress: Any) -> Callable[[str], Path]:
+    """``pairs(family)``: the folder of :func:`make_pairs`. Read only."""
+    return lambda family: made_once(f"pairs-{family}", lambda folder: make_pairs(folder, family, progress))
+
+
+def load(mesh: Mesh, folder: str) -> PackedModel:
+    def shard(model: Any) -> PackedModel:
+        packed = PackedModel(model)
+        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
+        return packed
+
+    return load_sharded(folder, shard, dtype=torch.float64)
+
+
+def train_on_pairs(mesh: Mesh, folder: str, kind: str) -> tuple[float, torch.Tensor, list[tuple[int, int]]]:
+    """The sum of losses of all packs, its gradient, and how many of each pack's tokens with loss lie here, of how many.
+
+    Runs on each rank of the pool.
+    """
+    exchanges: dict[str, Any] = {"attention": kind}
+    degrees = {name: mesh.place[name] for name in ("ulysses_degree", "ring_degree", "cp_rank")}
+    whole = PackedDataset(f"{folder}/dataset", layout="zigzag", **degrees)
+    old = load(mesh, f"{folder}/reference")
+    reference = find_reference(old, [whole], mesh.cp, mesh.dp_rank, mesh.dp_size, **exchanges)
+    packed, total, seen = load(mesh, f"{folder}/model"), 0.0, []
+    for batch in PackedDataset(f"{folder}/dataset", layout="zigzag", **mesh.place):
+        losses = packed(batch, mesh.cp, per_token=True, **exchanges)
+        loss = preference_loss(losses, batch, mesh.cp, reference, BETA)
+        loss.backward()
+        total += loss.item()
+        seen.append((len(batch.loss_tokens), int(batch.total_loss_weight)))
+    gradients = [parameter.grad.full_tensor() for parameter in packed.model.parameters()]  # type: ignore[union-attr]
+    return total, torch.cat([each.flatten() for each in gradients]), seen
+
+
+def paths(batch: RankBatch) -> list[tuple[int, list[torch.Tensor]]]:
+    """Of each document of a whole pack, its number, and where the prompt and each answer lie, up to its last label."""
+    found = []
+    for number in range(len(batch.preferences)):
+        sides = []
+        for branch in (1, 2):
+            mine = (batch.doc_ids == number) & ((batch.branch_ids == 0) | (batch.branch_ids == branch))
+            places = torch.nonzero(mine)[:, 0]
+            last = int(torch.nonzero(batch.labels[places] >= 0)[-1, 0]) + 2
+            sides.append(places[:last])
+        found.append((number, sides))
+    return found
+
+
+def by_trl(folder: Path, family: str, out: Path) -> tuple[float, torch.Tensor]:
+    """The sum of losses of all pairs by ``DPOTrainer``, one pair at a time, and its gradient."""
+    from packed_models import _inputs, load_original
+    from transformers import AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    shutil.copytree(folder / "reference", out / "old" / "model")
+    model, old = load_original(folder, family), load_original(out / "old", family).eval()
+    from datasets import Dataset
+
+    args = DPOConfig(
+        output_dir=str(out / "run"),
+        beta=BETA,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        max_length=None,
+        disable_dropout=False,
+    )
+    stand_in = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    trainer = DPOTrainer(model=model, ref_model=old, args=args, train_dataset=stand_in, processing_class=tokenizer)
+    model, total = trainer.model, 0.0
+    for batch in sorted(PackedDataset(folder / "dataset"), key=lambda batch: batch.pack_id):
+        for number, sides in paths(batch):
+            pair: dict[str, list[int]] = {}
+            for name, places in zip(("chosen", "rejected"), sides, strict=True):
+                ids, first = batch.tokens[places].tolist(), int((batch.labels[places] >= 0).int().argmax()) + 1
+                assert bool((batch.labels[places][first - 1 : -1] >= 0).all()), "an answer is all under loss"
+                pair |= {"prompt_ids": ids[:first], f"{name}_ids": ids[first:]}
+            inputs = DataCollatorForPreference(pad_token_id=0)([pair])
+            own = {name: torch.from_numpy(array) for name, array in _inputs(batch, number).items()}
+            if own:  # both sequences show the same images
+                rows = torch.isin(inputs["input_ids"], torch.tensor(batch.model.row_ids))  # type: ignore[union-attr]
+                own = {
+                    name: torch.cat([x, x]).to(x.dtype if x.dtype == torch.int64 else torch.float64)
+                    for name, x in own.items()
+                }
+                own["mm_token_type_ids"] = rows.long()
+            loss = trainer._compute_loss(model, {**inputs, **own}, return_outputs=False)
+            loss.backward()
+            total += loss.item()
+    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+    return total, torch.cat([each.flatten() for each in gradients])
+
+
+class ExactLogProbs:
+    """In place of TRL's kernel, whose sums are float32 whatever the model's dtype: 2e-6 of the loss with images."""
+
+    @staticmethod
+    def apply(hidden: torch.Tensor, weight: torch.Tensor, _: Any, labels: torch.Tensor, *__: Any) -> Any:
+        found = torch.log_softmax(hidden @ weight.T, -1).gather(1, labels[:, None])[:, 0]
+        return (found, *[torch.zeros_like(found)] * 3, torch.zeros_like(labels, dtype=torch.bool))
+
+
+CASES: list[tuple[str, str, list[dict[str, int]], bool]] = [
+    ("qwen3", "gather", [{}, {"ring": 2}], False),
+    ("qwen3_vl", "ring", [{"ring": 2, "dp_shard": 2}], True),
+]
+
+
+@pytest.mark.parametrize(("family", "kind", "splits", "exact"), CASES)
+def test_loss_and_gradient_are_those_of_trl(
+    gloo_pool: Any,
+    pairs: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    kind: str,
+    splits: list[dict[str, int]],
+    exact: bool,
+) -> None:
+    """Fails when tokens of an answer on another rank are left out or counted twice, a pair is taken the wrong way
+    round, or the first token of an answer does not count.
+    """
+    folder, limit = pairs(family), 1e-6
+    if exact:
+        import trl.trainer.utils
+
+        monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", ExactLogProbs)
+        limit = 1e-7
+    loss, gradient = by_trl(folder, family, tmp_path)
+    for degrees in splits:
+        answers = gloo_pool.run(train_on_pairs, str(folder), kind, **degrees)
+        cp_size = degrees.get("ring", 1)
+        assert sum(answer[0] for answer in answers) / cp_size == pytest.approx(loss, rel=limit)
+        assert float((answers[0][1] - gradient).norm() / gradient.norm()) < limit
+        assert cp_size == 1 or any(0 < own < every for _, _, seen in answers for own, every in seen)
+
+
+def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
+    """Runs on each rank of the pool."""
+    job = prepare(make_config(options), rank=dist.get_rank(), world_size=dist.get_world_size())
+    figures: list[StepFigures] = []
+    run(job, mesh, torch.device("cpu"), figures.append)
+    return figures
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": 2, "lora_targets": "q_proj"}], ids=["whole", "lora"])
+def test_a_run_begins_at_no_margin_and_goes_on_from_its_checkpoint(
+    gloo_pool: Any, pairs: Callable[[str], Path], tmp_path: Path, more: dict[str, object]
+) -> None:
+    """Fails when the reference is not the model as the run began, or a resumed run takes the trained one for it; or
+    when the loss is not the mean over all ranks' pairs.
+    """
+    folder = pairs("qwen3")
+    common = {
+        "data": str(folder / "dataset"),
+        "model": str(folder / "model"),
+        "dtype": "float64",
+        "lr": 0.01,
+        "warmup": 0,
+    }
+    options = {**common, "steps": 3, "min_lr": 1.0, "loss": "dpo", "beta": BETA, **more}
+    saved = {"checkpoint": str(tmp_path / "whole"), "save_every": 1, "keep": 9}
+    figures = gloo_pool.run(train_job, {**options, "ring": 2, **saved}, ring=2)[0]
+    losses = [each.loss for each in figures]
+    assert losses[0] == pytest.approx(float(np.log(2)), rel=1e-9)
+    assert losses[2] < losses[0]
+    shutil.copytree(tmp_path / "whole" / "step-00000001", tmp_path / "again" / "step-00000001")
+    resumed = {**options, "checkpoint": str(tmp_path / "again"), "resume": True}
+    rest = gloo_pool.run(train_job, resumed)[0]
+    assert [each.loss for each in rest] == pytest.approx(losses[1:], rel=1e-9)
+    assert [each.grad_norm for each in rest] == pytest.approx([each.grad_norm for each in figures[1:]], rel=1e-9)
+
+
+def test_preferences_are_learnt_as_such_or_not_at_all(pairs: Callable[[str], Path], folder_of: Any) -> None:
+    """Fails when rejected answers are learnt like chosen ones, or documents without preference are passed over."""
+    folder = pairs("qwen3")
+    packed, cp = PackedModel(load_model(folder / "model", dtype=torch.float64)), ContextParallel()
+    batch = next(iter(PackedDataset(folder / "dataset")))
+    with pytest.raises(ConfigError, match="holds preferences, and rejected answers would be learnt like chosen ones"):
+        packed(batch, cp)
+    other = next(iter(PackedDataset(folder_of("qwen3") / "dataset")))
+    with pytest.raises(ConfigError, match="document 0 of pack 0 is not a preference"):
+        preference_loss(torch.zeros(len(other.loss_tokens)), other, cp, {}, BETA)
+    for given, said in (
+        ({"beta": 0.1}, "--beta is given without"),
+        ({"loss": "dpo", "eval_data": "x"}, "not evaluated"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            make_config({"data": "x", "model": "y", "steps": 1, **given})

@@ -1,0 +1,95 @@
+"""Direct preference optimisation (Rafailov et al. 2023) on packs whose documents are two answers to a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Float64
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.distributed.tokens import gather_tokens
+from preshard.trainer.models import PackedModel
+
+BETA = 0.1
+"""The default of ``--beta``, as of TRL's."""
+
+Reference = Mapping[tuple[int, int], Float64[Tensor, "documents 2"]]
+"""What :func:`answer_log_probs` is under the model that a run starts from, by dataset and pack."""
+
+
+def answer_log_probs(
+    losses: Float[Tensor, "counted"], batch: RankBatch, cp: ContextParallel
+) -> Float64[Tensor, "documents 2"]:
+    """The log-probability of each document's two answers, the preferred one first, on every rank of the pack.
+
+    A rank holds some tokens of an answer. So all ranks call this together, and each gives its own tokens the gradient.
+
+    Args:
+        losses: cross entropy of each of ``batch.loss_tokens``, without weights.
+        batch: this rank's part of a pack of pairs.
+        cp: this rank's place among the ranks of the pack.
+
+    Raises:
+        ConfigError: a document of the pack is no pair.
+    """
+    if not all(batch.preferences):
+        number = batch.preferences.index(False)
+        raise ConfigError(
+            f"--loss is dpo, and document {number} of pack {batch.pack_id} is not a preference: pack only rows of "
+            "chosen and rejected"
+        )
+    device, n_documents = losses.device, len(batch.preferences)
+    at = batch.loss_tokens.to(device, non_blocking=True)
+    own = torch.zeros(len(batch.tokens), dtype=torch.float64, device=device).index_copy(0, at, -losses.double())
+    whole = gather_tokens(own, batch, cp)
+    branch, document = (each.to(device, non_blocking=True).long() for each in (batch.branch_ids, batch.doc_ids))
+    answers = torch.where(branch > 0, 2 * document + branch - 1, 0)  # what is in none has no loss, and adds 0
+    return whole.new_zeros(2 * n_documents).index_add(0, answers, whole).view(n_documents, 2)
+
+
+def preference_loss(
+    losses: Float[Tensor, "counted"], batch: RankBatch, cp: ContextParallel, reference: Reference, beta: float
+) -> Float64[Tensor, ""]:
+    """The sum over a pack's pairs of -log sigmoid(beta x margin), the same on all its ranks.
+
+    The margin is by how much more the model prefers the chosen answer than the reference does: TRL's loss ``sigmoid``.
+    """
+    log_probs = answer_log_probs(losses, batch, cp)
+    ratios = log_probs - reference[batch.dataset, batch.pack_id].to(log_probs.device, non_blocking=True)
+    return -logsigmoid(beta * (ratios[:, 0] - ratios[:, 1])).sum()
+
+
+def find_reference(
+    model: PackedModel, datasets: list[PackedDataset], cp: ContextParallel, dp_rank: int, dp_size: int, **exchanges: Any
+) -> Reference:
+    """The log-probabilities of all answers under a model as it is, by one pass over every pack. All ranks call this.
+
+    Args:
+        model: stays as it is.
+        datasets: each opened with ``dp_size`` 1; the packs are dealt here.
+        cp: this rank's place among the ranks of a pack.
+        dp_rank, dp_size: which packs this rank takes.
+        exchanges: as for ``PackedModel``.
+    """
+    found: dict[tuple[int, int], Tensor] = {}
+    model.eval()
+    with torch.no_grad():
+        for number, dataset in enumerate(datasets):
+            dataset.set_epoch(0)
+            # where the last round has fewer packs than ranks, some take one again: all run the same collectives
+            for place in range(-(-dataset.n_packs // dp_size)):
+                batch = dataset.read_step(0, min(place * dp_size + dp_rank, dataset.n_packs - 1))
+                log_probs = answer_log_probs(model(batch, cp, per_token=True, **exchanges), batch, cp)
+                found[number, batch.pack_id] = log_probs.cpu()
+    model.train()
+    every: list[dict[tuple[int, int], Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, found if cp.cp_rank == 0 else {})
+    return {key: value for each in every for key, value in each.items()}
