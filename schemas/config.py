@@ -171,7 +171,7 @@ class CostConfig(_Section):
     attention_tflops: float = Field(
         400.0, gt=0, le=1e9, description="Speed of the attention kernel, to weigh tiles and keys."
     )
-    link_gb_per_s: float = Field(50.0, gt=0, le=1e9, description="Bandwidth between ranks, to weigh tiles and keys.")
+    link_gb_per_s: float = Field(50.0, gt=0, le=1e9, description="Bandwidth between ranks, to weigh keys and features.")
 
 
 class SpecialTokensConfig(_Section):

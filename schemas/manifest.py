@@ -155,6 +155,11 @@ class ModelEntry(_Record):
         fields: dict[str, Any] = dump(self)
         return {key: value for key, value in fields.items() if value is not None}
 
+    @property
+    def shares_crops(self) -> bool:
+        """Whether a unit's crops do not see each other before the language model: its tiles are encoded one by one."""
+        return bool(self.settings.get("inputs") == "internvl")
+
     @field_validator("settings")
     @classmethod
     def _check_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
@@ -212,6 +217,11 @@ class ManifestHead(_Record):
         """Axes of ``position_ids``."""
         return 1 if self.model is None else self.model.axes
 
+    @property
+    def shares_crops(self) -> bool:
+        """Whether ranks share the crops of a unit: those of the generic way, and of some models."""
+        return self.model is None or self.model.shares_crops
+
 
 class Manifest(ManifestHead):
     """Written last: a folder without it is not a dataset.
@@ -259,7 +269,7 @@ class DocumentSpan(_Record):
 
 
 class Unit(_Record):
-    """What the vision encoder may not be split inside of: a row of ``cum_image_bounds``.
+    """An image with its crops, or frames: a row of ``cum_image_bounds``, in stored order.
 
     Attributes:
         document: number of its span.
@@ -320,3 +330,8 @@ class SampleHead(_Record):
     cum_token_pooling_bounds: list[Natural]
     image_shard_boundaries: dict[str, dict[str, RankImages]]
     images: list[StoredImage]
+
+    @property
+    def token_order(self) -> list[int]:
+        """Numbers of the units, which stand as they are stored, in the order of their tokens."""
+        return sorted(range(len(self.units)), key=lambda number: self.units[number].start)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from preshard.packer_service.ingest.fetch import Range, read_ranges
@@ -112,11 +111,27 @@ def stored_crops(documents: Iterable[tuple[str, RenderedDocument]]) -> Iterator[
 def _runs(rendered: RenderedDocument) -> Iterator[_Run]:
     chosen: Sequence[StoredCrops] = [rendered.media[number] for number in rendered.units.numbers.tolist()]
     numbered = [(unit, own, image) for unit, own in enumerate(chosen) for image in own.images]
-    for (shard, crops_at), group in groupby(numbered, key=lambda item: (item[1].shard, item[1].crops_at)):
-        images = [(unit, image) for unit, _, image in group]
-        first, last = images[0][1], images[-1][1]
-        end = crops_at + last.offset + TAR_BLOCK + last.size
-        yield _Run(Range(shard, crops_at + first.offset, end), crops_at, images)
+    run = list[tuple[int, StoredCrops, StoredImage]]()
+    for item in numbered:
+        if run and not _follows(run[-1], item):
+            yield _run(run)
+            run = []
+        run.append(item)
+    if run:
+        yield _run(run)
+
+
+def _follows(before: tuple[int, StoredCrops, StoredImage], item: tuple[int, StoredCrops, StoredImage]) -> bool:
+    """Whether a crop lies right behind another."""
+    (_, one, image), (_, other, following) = before, item
+    end = image.offset + TAR_BLOCK + -(-image.size // TAR_BLOCK) * TAR_BLOCK
+    return (one.shard, one.crops_at) == (other.shard, other.crops_at) and following.offset == end
+
+
+def _run(items: Sequence[tuple[int, StoredCrops, StoredImage]]) -> _Run:
+    (_, stored, first), (_, _, last) = items[0], items[-1]
+    at, end = stored.crops_at, last.offset + TAR_BLOCK + last.size
+    return _Run(Range(stored.shard, at + first.offset, at + end), at, [(unit, image) for unit, _, image in items])
 
 
 def _crops(run: _Run, data: memoryview | None, doc_id: str) -> Iterator[Crop]:

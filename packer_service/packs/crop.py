@@ -20,7 +20,3 @@ class Crop(NamedTuple):
     timestamp: float | None
     data: bytes
     crc32c: int | None = None
-
-    def moved(self, units: int) -> Crop:
-        """The same crop, shifted by a number of units."""
-        return self._replace(unit=self.unit + units)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.solve import solve_layouts
+from preshard.packer_service.layout.unit_order import balanced_order
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.packs.units import Units
-from preshard.schemas.boundaries import image_edges
+from preshard.packer_service.plan.cost import CostModel
+from preshard.schemas.boundaries import UnitParts, image_edges, unit_parts
 from preshard.schemas.codec import LAYOUTS, SEQUENCE
 from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
 from preshard.schemas.layout import RankImages, TokenLayout, boundaries_from_edges
-from preshard.schemas.manifest import LayerMasks
+from preshard.schemas.manifest import LayerMasks, ModelEntry
+from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.schemes import segment_edges
 from preshard.schemas.sequence import (
     CAUSAL_ONLY,
@@ -156,7 +159,9 @@ class Pack:
     """A pack's arrays, the index of its mask, its layouts, its units and its image boundaries.
 
     ``layers`` are the model's, where some have a window that is shorter than the pack.
-    ``unit_documents`` is the number of each unit's document; ``units.edges`` are natural positions in the pack.
+    ``units`` are in the order in which they are stored: at place i lies the unit ``unit_order[i]`` in the order of
+    tokens. ``unit_documents`` is the number of each one's document; ``units.edges`` are natural positions in the pack.
+    ``parts`` are what ranks are dealt of the units.
     ``encoded`` has the members of a sample, by their extensions, that are known as bytes already.
     """
 
@@ -164,7 +169,9 @@ class Pack:
     index: MaskIndex
     layouts: list[TokenLayout]
     units: Units
+    unit_order: Int64[np.ndarray, "units"]
     unit_documents: Int64[np.ndarray, "units"]
+    parts: UnitParts
     cum_image_bounds: Int64[np.ndarray, "units"]
     cum_token_pooling_bounds: Int64[np.ndarray, "units"]
     boundaries: dict[str, dict[str, RankImages]]
@@ -179,11 +186,10 @@ def build_pack(
     *,
     config: PackConfig,
     pad_id: int,
-    axes: int = 1,
+    model: ModelEntry | None,
     known: KnownPack | None = None,
-    layers: LayerMasks | None = None,
 ) -> Pack:
-    """Builds a pack's arrays, and solves its layouts and boundaries from the real mask.
+    """Builds a pack's arrays, solves its layouts from the real mask, and the order of its units and their boundaries.
 
     Args:
         documents: rendered documents, in the order of their starts.
@@ -191,37 +197,63 @@ def build_pack(
         aligned_lengths: tokens that each takes up, including the padding at its end.
         config: the job's configuration.
         pad_id: token of the padding.
-        axes: axes of the documents' positions.
+        model: for which the job packs.
         known: a pack that may turn out to be this one. What was written of it is then taken as it is.
-        layers: the model's, where some have a window that is shorter than the pack.
 
     Raises:
         PlanError: documents overlap, or reach past the pack's end.
     """
+    axes, layers = (1, None) if model is None else (model.axes, model.masks)
+    shares_crops = model is None or model.shares_crops
     sequence = build_sequence(
         documents, starts, seq_len=config.seq_len, pad_id=pad_id, axes=axes, columns=config.columns_of_tokens
     )
+    placed = [(document.units, start) for document, start in zip(documents, starts, strict=True) if len(document.units)]
+    units = Units.joined([own.moved(start) for own, start in placed])
+    order = np.arange(len(units)) if model is None or shares_crops else _stored_order(units, config, model)
+    sequence = replace(sequence, pool_ids=_stored_rows(sequence.pool_ids, units.rows, order))
+    units = units.reordered(order)
     index = MaskIndex.of(sequence.mask)
     edges = segment_edges(np.array(starts, np.int64), np.array(aligned_lengths, np.int64), config.seq_len)
     is_known = known is not None and known.layers == layers and known.has(sequence)
     old, written = known.layouts(edges, config.block_size) if known is not None and is_known else ({}, b"")
     layouts = _layouts(index, edges, config, old, layers)
-    placed = [(document.units, start) for document, start in zip(documents, starts, strict=True) if len(document.units)]
-    units = Units.joined([own.moved(start) for own, start in placed])
     counts = [len(document.units) for document in documents]
     images, pooled = np.cumsum(units.crops), np.cumsum(units.rows)
+    parts = unit_parts(images, pooled, units.loads, shares_crops=shares_crops)
     return Pack(
         sequence=sequence,
         index=index,
         layouts=layouts,
         units=units,
-        unit_documents=np.repeat(np.arange(len(documents)), counts),
+        unit_order=order,
+        unit_documents=np.repeat(np.arange(len(documents)), counts)[order],
+        parts=parts,
         cum_image_bounds=images,
         cum_token_pooling_bounds=pooled,
-        boundaries=image_boundaries(units.loads, images, pooled, config.cp_sizes),
+        boundaries=image_boundaries(parts.loads, parts.crops, parts.rows, config.cp_sizes),
         layers=layers,
         encoded=encoded_members(known, old, written, layouts) if known is not None and is_known else {},
     )
+
+
+def _stored_order(units: Units, config: PackConfig, model: ModelEntry) -> Int64[np.ndarray, "units"]:
+    """That of units which ranks do not share: crops that are shared are all alike, so their order changes nothing."""
+    encoder = encoder_of(model.settings)
+    width = config.cost.hidden_size if encoder is None else encoder.row_outputs
+    price = CostModel.of(config).vision_work_per_sent_number * width * int(units.rows.sum())
+    return balanced_order(units.loads, config.cp_sizes, price=int(price))
+
+
+def _stored_rows(
+    pool_ids: Int32[np.ndarray, "seq"], rows: Int64[np.ndarray, "units"], order: Int64[np.ndarray, "units"]
+) -> Int32[np.ndarray, "seq"]:
+    """Rows numbered in stored order, given those in the order of tokens, and the number of each unit there."""
+    firsts = np.empty_like(rows)
+    firsts[order] = np.cumsum(rows[order]) - rows[order]
+    in_unit = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+    found = np.append(np.repeat(firsts, rows) + in_unit, NOT_POOLED).astype(np.int32)
+    return found[pool_ids]
 
 
 def configured_layouts(
@@ -250,17 +282,17 @@ def _layouts(
 
 
 def image_boundaries(
-    loads: Int64[np.ndarray, "units"],
-    cum_image_bounds: Int64[np.ndarray, "units"],
-    cum_token_pooling_bounds: Int64[np.ndarray, "units"],
+    loads: Int64[np.ndarray, "parts"],
+    cum_image_bounds: Int64[np.ndarray, "parts"],
+    cum_token_pooling_bounds: Int64[np.ndarray, "parts"],
     cp_sizes: Sequence[int],
 ) -> dict[str, dict[str, RankImages]]:
     """Optimal image boundaries of a pack for each CP size.
 
     Args:
-        loads: the encoder's work for each unit, an integer.
-        cum_image_bounds: crops up to and including each unit.
-        cum_token_pooling_bounds: pooled rows up to and including each unit.
+        loads: the encoder's work for each unit, or each part of one, an integer.
+        cum_image_bounds: crops up to and including each.
+        cum_token_pooling_bounds: pooled rows up to and including each.
         cp_sizes: numbers of ranks.
     """
     return {

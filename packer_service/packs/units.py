@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Units:
-    """Units of a document (or of a piece of one), in the order of their tokens.
+    """Units of a document (or of a piece of one) in the order of their tokens, or those of a pack as they are stored.
 
     Attributes:
         kinds: what each unit is, an index into ``preshard.schemas.manifest.UNIT_KINDS``.
@@ -59,6 +59,10 @@ class Units:
         chosen_fields = {field.name: getattr(self, field.name)[chosen] for field in fields(self)}
         chosen_fields["media"] = np.unique(chosen_fields["media"], return_inverse=True)[1].astype(np.int64)
         return replace(self, **chosen_fields)
+
+    def reordered(self, order: Int64[np.ndarray, "units"]) -> Units:
+        """The same units in another order."""
+        return replace(self, **{field.name: getattr(self, field.name)[order] for field in fields(self)})
 
     def moved(self, tokens: int, media: int = 0) -> Units:
         """The same units so many tokens, and images and videos, further on."""

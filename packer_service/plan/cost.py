@@ -65,6 +65,13 @@ class CostModel:
         return _TRAINING * 2 * 2 * TILE * TILE * model.num_attention_heads * model.head_dim * model.num_layers
 
     @property
+    def vision_work_per_sent_number(self) -> float:
+        """Multiplications of a forward pass that take as long, with their training step, as a number of a feature takes
+        to another rank and its gradient back, 16 bits each.
+        """
+        return 2 * 2 * 1000 * self.model.attention_tflops / (self.model.link_gb_per_s * 2 * _TRAINING)
+
+    @property
     def vision_work_per_crop(self) -> int:
         """Patch embedding, encoder, attention pooling and connector for one square crop, in multiplications.
 

@@ -8,7 +8,8 @@
   includes moving the tokens; the same function on rows of one token a thousand shows how much of it that is.
 * Images: the running count of Molmo2 (allenai/molmo2, ``olmo/data/dynamic_packer.py``): rank r takes units until the
   images so far reach (r + 1) / ranks of all, and a rank left without any takes one from a neighbour. Written here from
-  that description, with ours beside it.
+  that description; beside it the best boundaries in the order of tokens, halves of halves by largest first, our stored
+  order, and single crops, which some encoders let ranks share. No order can be below the bound.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from machine import hardware  # noqa: E402
 from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
 from trl.data_utils import pack_dataset  # noqa: E402
 
+from preshard.packer_service.layout.unit_order import balanced_order  # noqa: E402
 from preshard.packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
 from preshard.packer_service.plan.pack import pack_documents  # noqa: E402
 from preshard.schemas.boundaries import image_edges  # noqa: E402
@@ -115,17 +117,42 @@ def packs_of_units(kind: str, count: int) -> list[np.ndarray]:
     return packs
 
 
+def halves(loads: np.ndarray, ranks: int) -> np.ndarray:
+    """An order of halves of halves: units by falling load, each to the lighter half, and again inside of each."""
+
+    def halved(units: np.ndarray, parts: int) -> np.ndarray:
+        if parts == 1 or len(units) < 2:
+            return np.sort(units)
+        sums, sides = [0, 0], ([], [])
+        for unit in units[np.argsort(-loads[units], kind="stable")]:
+            side = int(sums[1] < sums[0])
+            sums[side] += loads[unit]
+            sides[side].append(unit)
+        return np.concatenate([halved(np.array(side, np.int64), parts // 2) for side in sides])
+
+    return halved(np.arange(len(loads)), ranks)
+
+
+CP_SIZES = (1, 2, 4, 8, 16)
+
+
 def splitting(count: int = 300) -> None:
     print(f"\nimbalance of images over ranks (largest / mean), {count} packs a row: mean (worst)\n")
-    print("| units | ranks | Molmo2's running count | preshard |\n|---|---|---|---|")
+    print("| units | ranks | Molmo2's running count | order of tokens | halves of halves | preshard | bound | crops |")
+    print("|---|---|---|---|---|---|---|---|")
     for kind in ("frames", "photographs", "both"):
         packs = packs_of_units(kind, count)
+        stored = [loads[balanced_order(loads, CP_SIZES)] for loads in packs]
+        orders = [loads[halves(loads, max(CP_SIZES))] for loads in packs]
+        crops = [np.ones(loads.sum(), np.int64) for loads in packs]
         for ranks in (4, 8, 16):
-            cells = []
-            for split in (running_count, image_edges):
-                found = [imbalance(loads, split(loads, ranks)) for loads in packs]
-                cells.append(f"{np.mean(found):.3f} ({max(found):.3f})")
-            print(f"| {kind} | {ranks} | {cells[0]} | {cells[1]} |")
+            found = [[imbalance(loads, running_count(loads, ranks)) for loads in packs]]
+            for each in (packs, orders, stored):
+                found.append([imbalance(loads, image_edges(loads, ranks)) for loads in each])
+            found.append([ranks * max(loads.max(), -(-loads.sum() // ranks)) / loads.sum() for loads in packs])
+            found.append([imbalance(loads, image_edges(loads, ranks)) for loads in crops])
+            assert all(ours <= theirs for ours, theirs in zip(found[3], found[1], strict=True)), "worse than tokens"
+            print(f"| {kind} | {ranks} |", " | ".join(f"{np.mean(row):.3f} ({max(row):.3f})" for row in found), "|")
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.verify import Verdict
+from preshard.schemas.boundaries import UnitParts, unit_parts
 from preshard.schemas.codec import encode_index, seal_manifest, tar_member
 from preshard.schemas.codec import encode_json as encode_record
 from preshard.schemas.config import parse_config
@@ -168,6 +169,12 @@ class Sample:
     def arrays(self) -> PackedSequence:
         return PackedSequence(**self.sequence)
 
+    def parts(self, *, shares_crops: bool) -> UnitParts:
+        """What ranks are dealt of the units."""
+        crops, rows = (np.array(self.head[f"cum_{name}_bounds"], np.int64) for name in ("image", "token_pooling"))
+        loads = np.array([unit["load"] for unit in self.head["units"]], np.int64)
+        return unit_parts(crops, rows, loads, shares_crops=shares_crops)
+
     def token_layouts(self) -> list[TokenLayout]:
         names = [name for name in self.layouts if not name.endswith("needs")]
         return [
@@ -229,6 +236,12 @@ class Editable:
     def alignment(self) -> int:
         return parse_config(self.manifest["config"]).alignment
 
+    @property
+    def shares_crops(self) -> bool:
+        """Whether ranks share the crops of a unit."""
+        model = self.manifest["model"]
+        return model is None or model["settings"].get("inputs") == "internvl"
+
     def samples(self) -> list[Sample]:
         return [sample for shard in self.shards for sample in shard]
 
@@ -266,7 +279,9 @@ class Editable:
             pack_figures(pack_id, sample.arrays, masks[0], lengths, totals, config)
         )
         rows = MeasureRows()
-        rows.add_pack(pack_id, index, sample.token_layouts(), head["image_shard_boundaries"], bounds, loads, layers)
+        parts = sample.parts(shares_crops=self.shares_crops)
+        boundaries = head["image_shard_boundaries"]
+        rows.add_pack(pack_id, index, sample.token_layouts(), boundaries, parts.crops, parts.loads, layers)
         order = MeasureOrder.of(config, self.manifest["counts"]["packs"])
         written = pa.Table.from_pylist(self.tables["measures.parquet"], schema=TABLES["measures.parquet"])
         others = pa.concat_tables(order.by_pack([written])).to_pylist()

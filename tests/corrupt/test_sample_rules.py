@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from preshard.schemas.boundaries import image_edges, smallest_limit
 from preshard.schemas.errors import FORMAT_RULES
 from preshard.schemas.layout import boundaries_from_edges
 
@@ -369,7 +368,7 @@ def pooled_row_that_fills_no_token(data: Any) -> None:
     pool[pool.argmax()] = -1
 
 
-@breaks("P9")
+@breaks("P19")
 def fewer_crops_than_the_bounds_count(data: Any) -> None:
     sample = pictured(data)
     last = [span for span in sample.head["documents"] if span["n_images"]][-1]
@@ -378,7 +377,7 @@ def fewer_crops_than_the_bounds_count(data: Any) -> None:
     data.relist()
 
 
-@breaks("P9")
+@breaks("P19")
 def documents_that_share_a_unit(data: Any) -> None:
     sample = data.sample_where(lambda s: sum(span["n_images"] > 0 for span in s.head["documents"]) > 1)
     first, second = [span for span in sample.head["documents"] if span["n_images"]][:2]
@@ -407,11 +406,12 @@ def unit_half_in_the_prefix_and_half_in_an_annotation(data: Any) -> None:
 def crops_of_another_document(data: Any) -> None:
     sample = data.sample_where(lambda s: sum(span["n_images"] > 0 for span in s.head["documents"]) > 1)
     first, second = [span for span in sample.head["documents"] if span["n_images"]][:2]
-    bounds = sample.head["cum_image_bounds"]
-    moved = bounds[bounds.index(first["n_images"]) + 1] - first["n_images"]
+    numbers = [unit["document"] for unit in sample.head["units"]]
+    bounds, at = sample.head["cum_image_bounds"], numbers.index(sample.head["documents"].index(second))
+    moved = bounds[at] - bounds[at - 1]
     first["n_images"] += moved
     second["n_images"] -= moved
-    for image in sample.head["images"][first["n_images"] - moved : first["n_images"]]:
+    for image in sample.head["images"][bounds[at - 1] : bounds[at]]:
         image["doc_id"] = first["doc_id"]
     data.relist()
 
@@ -512,18 +512,6 @@ def boundaries_that_end_early(data: Any) -> None:
 
 
 @breaks("P14")
-def boundaries_inside_a_unit(data: Any) -> None:
-    sample = data.sample_where(lambda s: np.diff(s.head["cum_image_bounds"], prepend=0).max(initial=0) > 1)
-    bounds, pooled = sample.head["cum_image_bounds"], sample.head["cum_token_pooling_bounds"]
-    each = pooled[0] // bounds[0]
-    inside = next(i for i in range(1, bounds[-1]) if i not in bounds)
-    first, second = sample.head["image_shard_boundaries"]["2"].values()
-    first["end_image_idx"] = second["start_image_idx"] = inside
-    first["end_pool_idx"] = second["start_pool_idx"] = inside * each
-    first["max_num_tokens"] = second["max_num_tokens"] = each * max(inside, bounds[-1] - inside)
-
-
-@breaks("P14")
 def pooled_rows_that_are_not_the_crops(data: Any) -> None:
     part = pictured(data).head["image_shard_boundaries"]["1"]["0"]
     part["end_pool_idx"] -= 1
@@ -546,29 +534,14 @@ def cp_size_left_out(data: Any) -> None:
 
 
 def _set_edges(sample: Any, edges: list[int]) -> None:
-    images, pooled = (np.array(sample.head[name]) for name in ("cum_image_bounds", "cum_token_pooling_bounds"))
-    size = str(len(edges) - 1)
-    sample.head["image_shard_boundaries"][size] = boundaries_from_edges(np.array(edges), images, pooled)
+    parts, size = sample.parts(shares_crops=True), str(len(edges) - 1)
+    sample.head["image_shard_boundaries"][size] = boundaries_from_edges(np.array(edges), parts.crops, parts.rows)
 
 
 @breaks("P15")
 def boundaries_that_are_not_the_best(data: Any) -> None:
     sample = pictured(data)
-    _set_edges(sample, [0, 1, len(sample.head["cum_image_bounds"])])
-    data.derive(sample)
-
-
-def _loads(sample: Any) -> np.ndarray:
-    return np.array([unit["load"] for unit in sample.head["units"]], np.int64)
-
-
-@breaks("P15")
-def empty_rank_with_units_enough(data: Any) -> None:
-    """Fewer ranks reach the same largest load, so that only the empty one is wrong."""
-    sample = data.sample_where(
-        lambda s: len(_loads(s)) >= 4 and smallest_limit(_loads(s).tolist(), 3) == smallest_limit(_loads(s).tolist(), 4)
-    )
-    _set_edges(sample, [0, *image_edges(_loads(sample), 3).tolist()])
+    _set_edges(sample, [0, 1, len(sample.head["images"])])
     data.derive(sample)
 
 

@@ -94,7 +94,7 @@ def test_crops_of_any_size_are_written_once_and_in_order(tmp_path: Path) -> None
 def test_a_checksum_that_is_known_is_the_one_that_is_stored(tmp_path: Path, samples: list[Sample]) -> None:
     """Fails when crops of a packed dataset get another checksum than the same crops from the source."""
     anew = samples[0].encoded("jpeg")
-    crops = [crop._replace(crc32c=crc32c(crop.data)).moved(0) for crop in samples[0].crops]
+    crops = [crop._replace(crc32c=crc32c(crop.data)) for crop in samples[0].crops]
     assert replace(samples[0], crops=crops).encoded("jpeg") == anew
 
 

@@ -34,6 +34,7 @@ sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torc
 SETTINGS = [
     *("seq_len=1024", "block_size=64", "max_images=64", "order.window=1", "image_format=png"),
     *("cp_sizes=[1,2,4,8]", "ring_degrees=[1,2,4,8]", "video.max_frames=4"),
+    "cost.link_gb_per_s=1000000",  # else features of models so small cost more to send than to make
 ]
 VOCABULARY = 400
 EXACT_SECONDS = (5, 18)
@@ -231,7 +232,8 @@ def _times(model: Any, batch: RankBatch, number: int, own: Tensor) -> dict[str, 
 
     Positions instead for a ``transformers`` that rounds these seconds down.
     """
-    steps = {unit.medium: unit.time_step for unit in batch.units if unit.document == number and unit.kind != "image"}
+    ordered = [batch.units[place] for place in batch.unit_order]
+    steps = {unit.medium: unit.time_step for unit in ordered if unit.document == number and unit.kind != "image"}
     assert set(steps.values()) != {1.0}, "no video whose time matters"
     if not has_transformers(EXACT_SECONDS):
         return {"position_ids": batch.position_ids[:, own][:, None]}
@@ -241,11 +243,12 @@ def _times(model: Any, batch: RankBatch, number: int, own: Tensor) -> dict[str, 
 
 def _inputs(batch: RankBatch, number: int) -> dict[str, np.ndarray]:
     pictures, edges = [picture.numpy() for picture in batch.pictures], batch.unit_edges.tolist()
+    spans = list(pairwise(edges))
     units = [
         InputUnit(
             document=0, medium=unit.medium, kind=unit.kind, grid=tuple(unit.grid), pictures=tuple(pictures[start:end])
         )
-        for unit, (start, end) in zip(batch.units, pairwise(edges), strict=True)
+        for unit, (start, end) in ((batch.units[place], spans[place]) for place in batch.unit_order)
         if unit.document == number
     ]
     return model_inputs(batch.model.settings, units) if batch.model is not None and units else {}

@@ -19,6 +19,7 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 SETTINGS = [
     *("block_size=16", "image_format=png", "video.fps=100", "max_images=null", "annotation_weight=sqrt"),
     *("cp_sizes=[1,2]", "ring_degrees=[1]", "packs_per_shard=2", "order.window=2"),
+    "cost.link_gb_per_s=1000000",  # else features of models so small cost more to send than to make
 ]
 SQUARES = ["vision.image_size=56", "vision.pool_size=2"]
 KINDS = {"square": "", **FAMILIES}

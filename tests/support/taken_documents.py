@@ -107,6 +107,7 @@ def _documents(members: dict[str, bytes]) -> Iterator[Taken]:
     for number, span in enumerate(head["documents"]):
         start, end = span["start"], span["start"] + span["length"]
         mine = [unit for unit, about in enumerate(head["units"]) if about["document"] == number]
+        mine.sort(key=lambda unit: head["units"][unit]["start"])  # they are listed as they are stored
         crops = [
             [_crop(members[pictures[image]], head["images"][image]) for image in range(edges[unit], edges[unit + 1])]
             for unit in mine

@@ -53,7 +53,8 @@ class RankBatch:
         crop_side: side of every crop in the generic way; None for a dataset that was packed for a model.
         documents: the documents of the whole pack, as ``KEY.json`` lists them: ``doc_ids`` number them, and
             ``columns`` of each are the values that it keeps.
-        units: this rank's units, as ``KEY.json`` lists them.
+        units: this rank's units in stored order, as ``KEY.json`` lists them; of one whose crops it shares with other
+            ranks, its own part.
         unit_edges: unit i of these has the crops ``unit_edges[i]:unit_edges[i + 1]`` of this rank.
         model: the model that the dataset was packed for; None for the generic way.
         image_edges: rank r holds the crops ``image_edges[r]:image_edges[r + 1]`` of the pack.
@@ -230,10 +231,16 @@ class RankBatch:
             raise ReaderError("crops of a dataset packed for a model differ in size: use batch.pictures")
         return self.pixels.view(-1, self.crop_side, self.crop_side, 3)
 
+    @property
+    def unit_order(self) -> list[int]:
+        """This rank's units in the order of their tokens."""
+        return sorted(range(len(self.units)), key=lambda number: self.units[number].start)
+
     def model_inputs(self) -> dict[str, Tensor]:
         """This rank's vision inputs in the model's own names: ``pixel_values``, ``image_grid_thw`` ...
 
-        They are what its processor makes of these pictures, bit for bit if those are PNG. Empty without a unit.
+        They are what its processor makes of these pictures in the order of their tokens, bit for bit if those are PNG.
+        Empty without a unit.
 
         Raises:
             ReaderError: the dataset was packed for no model, or for one that reads only text.
@@ -255,7 +262,7 @@ class RankBatch:
 
     def _cut(self) -> dict[str, Tensor]:
         pictures = [picture.cpu().numpy() for picture in self.pictures]
-        edges = self.unit_edges.tolist()
+        spans = list(pairwise(self.unit_edges.tolist()))
         units = [
             InputUnit(
                 document=unit.document,
@@ -264,7 +271,7 @@ class RankBatch:
                 grid=(unit.grid[0], unit.grid[1], unit.grid[2]),
                 pictures=tuple(pictures[start:end]),
             )
-            for unit, (start, end) in zip(self.units, pairwise(edges), strict=True)
+            for unit, (start, end) in ((self.units[number], spans[number]) for number in self.unit_order)
         ]
         found = picture_levels(self.model.settings if self.model is not None else {}, units)
         return {name: torch.from_numpy(array) for name, array in found.items()}

@@ -25,7 +25,15 @@ from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, PADDING_DOC, Ma
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.pack_index import PackPlace
-from preshard.trainer.data.split import crop_edges, plan_split, pool_positions, read_header, room_edges, token_layout
+from preshard.trainer.data.split import (
+    crop_edges,
+    held_units,
+    plan_split,
+    pool_positions,
+    read_header,
+    room_edges,
+    token_layout,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +145,7 @@ class PackReader:
         manifest = self.files.manifest
         header = read_header(self.files, place, self.config, manifest.axes)
         layout = token_layout(header, self.split, self.config, place.where)
-        edges = crop_edges(header.head, self.split, place.where)
+        edges = crop_edges(header.head, self.split, place.where, shares_crops=manifest.shares_crops)
         crops = read_crops(
             self.files,
             place,
@@ -145,7 +153,7 @@ class PackReader:
             range(int(edges.crops[part.cp_rank]), int(edges.crops[part.cp_rank + 1])),
             image_format=self.config.image_format,
         )
-        first_unit, end_unit = edges.units[part.cp_rank : part.cp_rank + 2].tolist()
+        units, unit_edges = held_units(header.head, edges, part.cp_rank)
         positions = rank_positions(
             layout.runs,
             ring_rank=part.cp_rank // part.ulysses_degree,
@@ -167,8 +175,8 @@ class PackReader:
             picture_sizes=torch.from_numpy(crops.sizes),
             crop_side=self.config.vision.image_size if manifest.model is None else None,
             documents=tuple(header.head.documents),
-            units=tuple(header.head.units[first_unit:end_unit]),
-            unit_edges=torch.from_numpy(edges.of_units[first_unit : end_unit + 1] - edges.crops[part.cp_rank]),
+            units=units,
+            unit_edges=torch.from_numpy(unit_edges),
             model=manifest.model,
             image_edges=torch.from_numpy(edges.crops),
             pool_edges=torch.from_numpy(edges.pooled),

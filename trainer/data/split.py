@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from preshard.schemas.boundaries import image_edges
+from preshard.schemas.boundaries import UnitParts, image_edges, unit_parts
 from preshard.schemas.codec import HEAD, LAYOUTS, SEQUENCE
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
@@ -28,7 +28,7 @@ from preshard.schemas.layout import (
     check_partition,
     layout_name,
 )
-from preshard.schemas.manifest import SampleHead
+from preshard.schemas.manifest import SampleHead, Unit
 from preshard.schemas.needs import needed_blocks
 from preshard.schemas.schemes import define_runs, segment_edges
 from preshard.schemas.sequence import NOT_POOLED, PackedSequence
@@ -204,22 +204,49 @@ def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CropEdges:
-    """Rank r holds the units ``units[r]:units[r + 1]``: the crops ``crops[r]:crops[r + 1]``, which make the pooled rows
-    ``pooled[r]:pooled[r + 1]``. Unit u has the crops ``of_units[u]:of_units[u + 1]``.
+    """Rank r holds the crops ``crops[r]:crops[r + 1]``, which make the pooled rows ``pooled[r]:pooled[r + 1]``. Unit u
+    has the crops ``of_units[u]:of_units[u + 1]``.
     """
 
-    units: Int64[np.ndarray, "ranks_plus_1"]
     crops: Int64[np.ndarray, "ranks_plus_1"]
     pooled: Int64[np.ndarray, "ranks_plus_1"]
     of_units: Int64[np.ndarray, "units_plus_1"]
 
 
-def crop_edges(head: SampleHead, split: Split, where: str) -> CropEdges:
+def held_units(head: SampleHead, edges: CropEdges, rank: int) -> tuple[tuple[Unit, ...], Int64[np.ndarray, "edges"]]:
+    """The units of which a rank holds crops, and where their crops begin among those of the rank.
+
+    Of a unit that it shares with others it has a part: fewer rows, patches and less load.
+    """
+    start, end = edges.crops[rank : rank + 2].tolist()
+    if start == end:
+        return (), np.zeros(1, np.int64)
+    first, last = (np.searchsorted(edges.of_units, (start, end - 1), side="right") - 1).tolist()
+    inner = np.clip(edges.of_units[first : last + 2], start, end)
+    counts, whole = np.diff(inner).tolist(), np.diff(edges.of_units[first : last + 2]).tolist()
+    units = zip(head.units[first : last + 1], counts, whole, strict=True)
+    return tuple(unit if held == of else _part(unit, held, of) for unit, held, of in units), inner - start
+
+
+def _part(unit: Unit, held: int, of: int) -> Unit:
+    """So many of a unit's crops."""
+    shares = {name: getattr(unit, name) * held // of for name in ("rows", "patches", "load")}
+    crops = held if unit.grid[0] == of else unit.grid[0]  # in the generic way
+    return unit.model_copy(update={**shares, "grid": [crops, *unit.grid[1:]]})
+
+
+def crop_edges(head: SampleHead, split: Split, where: str, *, shares_crops: bool) -> CropEdges:
     """The boundaries of a CP size as edges, which can neither overlap nor leave a gap: the stored or the best ones.
 
+    Args:
+        head: of the sample.
+        split: with which it is read.
+        where: how errors name the sample.
+        shares_crops: whether ranks share the crops of a unit.
+
     Raises:
-        BoundariesInvalid: there are none for this size though it was planned, they are not consecutive whole units in
-            rank order, or the units do not cover the crops.
+        BoundariesInvalid: there are none for this size though it was planned, they are not consecutive whole units (or
+            crops) in rank order, or the units do not cover the crops.
     """
     crops = np.concatenate([[0], np.array(head.cum_image_bounds, np.int64)])
     pooled = np.concatenate([[0], np.array(head.cum_token_pooling_bounds, np.int64)])
@@ -227,18 +254,20 @@ def crop_edges(head: SampleHead, split: Split, where: str) -> CropEdges:
         raise BoundariesInvalid(
             where, f"cum_image_bounds {head.cum_image_bounds} of {len(head.units)} units and {len(head.images)} images"
         )
+    loads = np.array([unit.load for unit in head.units], np.int64)
+    parts = unit_parts(crops[1:], pooled[1:], loads, shares_crops=shares_crops)
     if split.edges_stored:
-        edges = _stored_edges(head, split.cp_size, crops, pooled, where)
+        edges = _stored_edges(head, split.cp_size, parts, where)
     else:
-        edges = image_edges(np.array([unit.load for unit in head.units], np.int64), split.cp_size)
-    return CropEdges(units=edges, crops=crops[edges], pooled=pooled[edges], of_units=crops)
+        edges = image_edges(parts.loads, split.cp_size)
+    at_crops, at_rows = (np.concatenate([[0], each])[edges] for each in (parts.crops, parts.rows))
+    return CropEdges(crops=at_crops, pooled=at_rows, of_units=crops)
 
 
 def _stored_edges(
     head: SampleHead,
     cp_size: int,
-    crops: Int64[np.ndarray, "units_plus_1"],
-    pooled: Int64[np.ndarray, "units_plus_1"],
+    parts: UnitParts,
     where: str,
 ) -> Int64[np.ndarray, "ranks_plus_1"]:
     """Edges from the head's boundaries.
@@ -252,11 +281,12 @@ def _stored_edges(
         raise BoundariesInvalid(where, f"image_shard_boundaries has no cp_size {cp_size}; it has {sizes}")
     ranks = [stored.get(str(rank)) for rank in range(cp_size)]
     starts = [rank["start_image_idx"] for rank in ranks if rank is not None]
-    edges = np.searchsorted(crops, [*starts, crops[-1]])
+    upto = np.concatenate([[0], parts.crops])
+    edges = np.searchsorted(upto, [*starts, upto[-1]])
     if (
         len(starts) == cp_size
-        and edges.max() < len(crops)
-        and boundaries_from_edges(edges, crops[1:], pooled[1:]) == stored
+        and edges.max() < len(upto)
+        and boundaries_from_edges(edges, parts.crops, parts.rows) == stored
     ):
         return edges
     raise BoundariesInvalid(

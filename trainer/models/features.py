@@ -40,7 +40,8 @@ class FeatureExchange:
 
     Attributes:
         way: ``route`` or ``gather``.
-        slots: the local token that each received feature fills, by ascending pooled row of the pack.
+        slots: the local token that each received feature fills, by ascending pooled row of the pack. Rows are numbered
+            as units are stored, which need not be the order of tokens.
         send_order: this rank's own features in the order of sending: by receiving rank, then by pooled row.
         send_sizes: number of features for each rank.
         receive_sizes: number of features from each rank.
@@ -114,7 +115,7 @@ def token_places(
 def route_features(features: Float[Tensor, "made hidden"], exchange: FeatureExchange) -> Float[Tensor, "filled hidden"]:
     """Sends every feature to the rank of its token by one all-to-all; gradients come back by the reverse.
 
-    Ranks make ascending ranges of rows and send them in order, so what arrives is in ascending order already.
+    Ranks make ascending ranges of rows and send them in order, so what arrives is in the order of ``slots`` already.
     """
     sent = features[exchange.send_order]
     received: Tensor = _AllToAll.apply(sent, exchange.send_sizes, exchange.receive_sizes, exchange.group)

@@ -198,10 +198,12 @@ class PackedModel(nn.Module):
         return made[self._row_order(batch)] if batch.units else made[:0]
 
     def _row_order(self, batch: RankBatch) -> Tensor:
-        """Where each row of this rank's units lies among the rows of its images, then of its videos."""
-        kinds = [unit.kind != "image" for unit in batch.units for _ in range(unit.rows)]
-        by_kind = torch.argsort(torch.tensor(kinds, dtype=torch.int8), stable=True)
-        return to_device(torch.argsort(by_kind), batch.tokens.device)
+        """Where each row of this rank's units lies among the rows of its images, then of its videos, both in the order
+        of tokens.
+        """
+        made = torch.tensor(sorted(batch.unit_order, key=lambda number: batch.units[number].kind != "image"))
+        rows = torch.tensor([unit.rows for unit in batch.units])
+        return to_device(torch.argsort(made.repeat_interleave(rows[made]), stable=True), batch.tokens.device)
 
     def _embedded(self, batch: RankBatch, inputs: Inputs, exchange: FeatureExchange) -> dict[str, Any]:
         """The local tokens with the features that fill some of them, as arguments of the language model's call."""

@@ -123,8 +123,9 @@ class PackDetail(_Pack):
     axes: int = Field(description="Axes of the positions: 1, or 3 for time, height and width.")
     loss_tokens: int = Field(description="Tokens with a label.")
     documents: list[DocumentInPack]
-    units: list[UnitInPack]
+    units: list[UnitInPack] = Field(description="In the order in which they are stored, as are images.")
     images: list[ImageInPack]
+    shares_crops: bool = Field(description="Whether ranks share the crops of a unit.")
     boundaries: dict[str, list[RankBoundary]] = Field(description="By CP size.")
     layouts: list[str]
     ring_degrees: list[int]

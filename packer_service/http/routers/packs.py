@@ -128,6 +128,7 @@ def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
         axes=dataset.manifest.axes,
         units=_units(sample),
         images=_images(dataset, sample),
+        shares_crops=dataset.manifest.shares_crops,
         boundaries={size: _boundaries(ranks) for size, ranks in sample.head.image_shard_boundaries.items()},
         layouts=list(config.layouts),
         ring_degrees=sorted(config.ring_degrees),
@@ -153,7 +154,8 @@ def _documents(sample: ServedSample) -> list[DocumentInPack]:
 
 def image_tokens(sample: ServedSample) -> list[tuple[int, int]]:
     """For each crop, the range from the first token that its pooled rows fill to one past the last."""
-    filled = np.flatnonzero(sample.sequence.pool_ids >= 0)
+    pool_ids = sample.sequence.pool_ids
+    filled = np.argsort(pool_ids, kind="stable")[np.count_nonzero(pool_ids < 0) :]
     return [(int(filled[first]), int(filled[end - 1]) + 1) for first, end in rows_of_crops(sample.head)]
 
 

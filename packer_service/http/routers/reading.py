@@ -161,8 +161,9 @@ def _units(dataset: Dataset, sample: ServedSample, number: int) -> list[UnitToSh
     """Units of a document in the order of their tokens."""
     head = sample.head
     offset = head.documents[number].start
-    crops = zip(head.units, pairwise([0, *head.cum_image_bounds]), strict=True)
-    own = [(unit, edges) for unit, edges in crops if unit.document == number]
+    crops = list(pairwise([0, *head.cum_image_bounds]))
+    in_order = ((head.units[unit], crops[unit]) for unit in head.token_order)
+    own = [(unit, edges) for unit, edges in in_order if unit.document == number]
     return [
         UnitToShow(
             **unit.model_dump(include={"medium", "kind", "grid", "patches", "rows", "load"}),

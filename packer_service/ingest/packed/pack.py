@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from preshard.schemas.errors import FormatError, SampleHeadInvalid
 from preshard.schemas.files.checksum import check_member
 from preshard.schemas.header import read_member, stored_checksum
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import UNIT_KINDS, ManifestHead, SampleHead
+from preshard.schemas.manifest import UNIT_KINDS, ManifestHead, SampleHead, Unit
 from preshard.schemas.schemes import segment_edges
 from preshard.schemas.sequence import CAUSAL_ONLY, NOT_POOLED, PackedSequence
 from preshard.schemas.version import VERSION
@@ -47,9 +47,9 @@ class StoredPack:
         manifest: of the dataset.
         config: with which it was packed.
         where: how errors name the pack.
-        units: all units of the pack.
+        units: all units of the pack, in the order of their tokens.
         document_edges: cut them into those of each document.
-        crop_edges: cut ``head.images`` into those of each unit.
+        crops_of: those of ``head.images`` that each unit has.
         unit_ids: the unit of each row, counted in its own document, -1 elsewhere.
         group_ids: likewise the groups, -1 for tokens that see no later one.
         n_branches: annotations of each document.
@@ -66,7 +66,7 @@ class StoredPack:
     where: str
     units: Units
     document_edges: list[int]
-    crop_edges: list[int]
+    crops_of: list[slice]
     unit_ids: Int32[np.ndarray, "seq"]
     group_ids: Int32[np.ndarray, "seq"]
     n_branches: list[int]
@@ -77,8 +77,10 @@ class StoredPack:
         Raises:
             SampleHeadInvalid: units or documents are not in their order, or the arrays have other pooled rows.
         """
-        units, crop_edges = _units(head), [0, *head.cum_image_bounds]
-        edges = _document_edges(head, where)
+        order = head.token_order
+        stored = list(starmap(slice, pairwise([0, *head.cum_image_bounds])))
+        listed, crops_of = [head.units[number] for number in order], [stored[number] for number in order]
+        units, edges = _units(listed, crops_of), _document_edges(listed, len(head.documents), where)
         starts = np.array([span.start for span in head.documents], np.int64)
         lengths = np.diff(starts, append=sequence.seq_len)  # with the padding behind each
         if (lengths <= 0).any():
@@ -93,7 +95,7 @@ class StoredPack:
             where=where,
             units=units,
             document_edges=edges,
-            crop_edges=crop_edges,
+            crops_of=crops_of,
             unit_ids=_unit_ids(units, edges, sequence, where),
             group_ids=np.where(groups >= 0, groups - base, CAUSAL_ONLY).astype(np.int32),
             n_branches=np.maximum.reduceat(sequence.branch_ids, starts).tolist(),
@@ -121,8 +123,8 @@ class StoredPack:
             n_branches=n_branches,
             merge=1 if model is None else model.merge,
             media=tuple(
-                StoredCrops(shard=self.shard, crops_at=self.crops_at, images=self.head.images[begin:behind])
-                for begin, behind in pairwise(self.crop_edges[first : end + 1])
+                StoredCrops(shard=self.shard, crops_at=self.crops_at, images=self.head.images[own_crops])
+                for own_crops in self.crops_of[first:end]
             ),
             preference=span.preference,
             label_cut=span.label_cut,
@@ -143,15 +145,14 @@ class StoredPack:
             return {}, b""
 
 
-def _units(head: SampleHead) -> Units:
-    stored = head.units
+def _units(stored: Sequence[Unit], crops_of: Sequence[slice]) -> Units:
     return Units(
         kinds=np.array([UNIT_KINDS.index(unit.kind) for unit in stored], np.int64),
         edges=np.array([(unit.start, unit.end) for unit in stored], np.int64).reshape(-1, 2),
         grids=np.array([unit.grid for unit in stored], np.int64).reshape(-1, 3),
         patches=np.array([unit.patches for unit in stored], np.int64),
         rows=np.array([unit.rows for unit in stored], np.int64),
-        crops=np.diff(np.array([0, *head.cum_image_bounds], np.int64)),
+        crops=np.array([own.stop - own.start for own in crops_of], np.int64),
         loads=np.array([unit.load for unit in stored], np.int64),
         media=np.array([unit.medium for unit in stored], np.int64),
         time_steps=np.array([unit.time_step for unit in stored], np.float64),
@@ -159,11 +160,11 @@ def _units(head: SampleHead) -> Units:
     )
 
 
-def _document_edges(head: SampleHead, where: str) -> list[int]:
-    documents = np.array([unit.document for unit in head.units], np.int64)
+def _document_edges(stored: Sequence[Unit], n_documents: int, where: str) -> list[int]:
+    documents = np.array([unit.document for unit in stored], np.int64)
     if (np.diff(documents) < 0).any():
         raise SampleHeadInvalid(f"{where}.{HEAD}", "units are not in the order of their documents")
-    edges: list[int] = np.searchsorted(documents, np.arange(len(head.documents) + 1)).tolist()
+    edges: list[int] = np.searchsorted(documents, np.arange(n_documents + 1)).tolist()
     return edges
 
 

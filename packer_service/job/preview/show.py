@@ -132,7 +132,8 @@ def _packed_document(
     except DocumentError as error:
         raise RejectedError(f"{location}: {error}") from None
     parts = []
-    for place, unit in enumerate(pack.head.units):
+    for place in pack.head.token_order:
+        unit = pack.head.units[place]
         images = [image for image in pack.head.images if image.unit == place]
         times = dict.fromkeys(image.timestamp for image in images if image.timestamp is not None)
         crops = [(image.width, image.height) for image in images]

@@ -117,11 +117,8 @@ def _solve_task(task: tuple[int, list[ShardDocument]], config: PackConfig, targe
         [document.row["aligned_length"] for document in documents],
         config=config,
         pad_id=target.tokenizer.pad_id,
-        axes=target.axes,
-        layers=target.layers,
+        model=target.model,
     )
     rows = MeasureRows()
-    rows.add_pack(
-        pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads, pack.layers
-    )
+    rows.add_pack(pack_id, pack.index, pack.layouts, pack.boundaries, pack.parts.crops, pack.parts.loads, pack.layers)
     return rows.table()

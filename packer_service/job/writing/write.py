@@ -7,9 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Int64
 
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.packed.pack import find_known_pack
@@ -103,7 +105,7 @@ class _ShardRows:
     ) -> None:
         lengths = np.array([span.length for span in spans], np.int64)
         self.measures.add_pack(
-            pack_id, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads, pack.layers
+            pack_id, pack.index, pack.layouts, pack.boundaries, pack.parts.crops, pack.parts.loads, pack.layers
         )
         full, _ = full_and_window(pack.index, pack.layers)
         totals = UnitTotals.of(pack.units)
@@ -159,7 +161,7 @@ class _ShardBuilder:
             shows_media = any(document.n_units for document in documents)
             pack, kept = self._build(documents)
             spans = list(map(_span, kept))
-            crops = _placed_crops(kept)
+            crops = _placed_crops(kept, pack.unit_order)
             for document in documents:
                 document.release()
             following = None
@@ -201,16 +203,21 @@ class _ShardBuilder:
             [document.row["aligned_length"] for document in documents],
             config=self._config,
             pad_id=self._target.tokenizer.pad_id,
-            axes=self._target.axes,
+            model=self._target.model,
             known=find_known_pack(rendered),
-            layers=self._target.layers,
         )
 
 
-def _placed_crops(documents: Sequence[ShardDocument]) -> list[Crop]:
-    """The crops of a pack's documents, their units counted throughout the pack."""
+def _placed_crops(documents: Sequence[ShardDocument], unit_order: Int64[np.ndarray, "units"]) -> list[Crop]:
+    """The crops of a pack's documents as they are stored, given the place of each unit in the order of tokens."""
     firsts = accumulate((document.n_units for document in documents), initial=0)
-    return [crop.moved(first) for document, first in zip(documents, firsts, strict=False) for crop in document.crops]
+    places = np.argsort(unit_order).tolist()
+    crops = [
+        crop._replace(unit=places[first + crop.unit])
+        for document, first in zip(documents, firsts, strict=False)
+        for crop in document.crops
+    ]
+    return sorted(crops, key=attrgetter("unit"))
 
 
 def _span(document: ShardDocument) -> DocumentSpan:

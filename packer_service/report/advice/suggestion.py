@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.oversize import fit
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.measures import MeasureRows
@@ -106,8 +107,7 @@ def suggestion(
     config: PackConfig,
     question: AdviceQuestion,
     sizes: ModelDimensions,
-    pad_id: int,
-    axes: int,
+    target: PackedFor,
     note: Callable[[str], None],
 ) -> str:
     """The configuration file.
@@ -117,8 +117,7 @@ def suggestion(
         config: its keys that are set stay as they are.
         question: the devices that will train.
         sizes: the model that will train.
-        pad_id: token of the padding.
-        axes: axes of positions.
+        target: what it packs for.
         note: hears what is done.
     """
     choices = list[Choice]()
@@ -126,7 +125,7 @@ def suggestion(
         lengths = np.array([len(document) for document in documents])
         for length in [config.seq_len] if "seq_len" in config.model_fields_set else compared_lengths(lengths):
             wanted = _configured(config, question, rate, length)
-            choices.append(_choice(documents, wanted, sampled, question, sizes, pad_id, axes))
+            choices.append(_choice(documents, wanted, sampled, question, sizes, target))
             note(f"estimated seq_len {length:,}" + (f" at {rate:g} frames a second" if sampled.has_video else ""))
     taken = best(choices)
     return written(taken, choices, sampled, config, question, sizes)
@@ -170,8 +169,7 @@ def _choice(
     sampled: Sampled,
     question: AdviceQuestion,
     sizes: ModelDimensions,
-    pad_id: int,
-    axes: int,
+    target: PackedFor,
 ) -> Choice:
     kept, whole = _cut(documents, config), sum(map(len, documents))
     n_documents = sampled.of_source(len(kept))
@@ -179,17 +177,15 @@ def _choice(
     budgets = Budgets(config.seq_len, config.max_images, config.max_patches, config.alignment)
     if config.max_images is None and planned.images.any():
         least = int(max(planned.images.max(), -(-planned.images.sum() * config.seq_len // planned.tokens.sum())))
-        at_least, target = budgets._replace(max_images=least), NEARLY * planned.fill(budgets)
-        if planned.fill(at_least) < target:
-            least = least_values(planned, at_least, ("max_images",), target)["max_images"]
+        at_least, wanted = budgets._replace(max_images=least), NEARLY * planned.fill(budgets)
+        if planned.fill(at_least) < wanted:
+            least = least_values(planned, at_least, ("max_images",), wanted)["max_images"]
         budgets = budgets._replace(max_images=-(-least // 8) * 8)
         config = parse_config({**config.model_dump(mode="json"), "max_images": budgets.max_images})
     places = planned.packs(budgets)
     n_packs = int(places.max()) + 1
     packs = max(round(n_packs * n_documents / len(planned.tokens)), 1)
-    loads, header_bytes = _solved(
-        [kept[i % len(kept)] for i in range(len(places))], places, config, question, pad_id, axes
-    )
+    loads, header_bytes = _solved([kept[i % len(kept)] for i in range(len(places))], places, config, question, target)
     loads = replace(loads, n_packs=max(packs, question.gpus))
     advisor = Advisor(config=config, sizes=sizes, question=question, loads=loads)
     split, step = min(((each, _step(each)) for each in advisor.estimates()), key=_slowness)
@@ -250,8 +246,7 @@ def _solved(
     places: np.ndarray,
     config: PackConfig,
     question: AdviceQuestion,
-    pad_id: int,
-    axes: int,
+    target: PackedFor,
 ) -> tuple[PackLoads, float]:
     """The loads of some packs, and the mean bytes of their arrays in a shard."""
     n_packs = int(places.max()) + 1
@@ -262,10 +257,17 @@ def _solved(
         lengths = np.array([len(each) for each in own], np.int64)
         aligned = align_lengths(lengths, config.alignment)
         starts = (np.cumsum(aligned) - aligned).tolist()
-        pack = build_pack(own, starts, aligned.tolist(), config=config, pad_id=pad_id, axes=axes)
+        pack = build_pack(
+            own,
+            starts,
+            aligned.tolist(),
+            config=config,
+            pad_id=target.tokenizer.pad_id,
+            model=target.model,
+        )
         figures.append(pack_figures(number, pack.sequence, pack.index, lengths, UnitTotals.of(pack.units), config))
         rows = MeasureRows()
-        rows.add_pack(number, pack.index, pack.layouts, pack.boundaries, pack.cum_image_bounds, pack.units.loads)
+        rows.add_pack(number, pack.index, pack.layouts, pack.boundaries, pack.parts.crops, pack.parts.loads)
         tables.append(rows.table())
         size += len(encode_sequence(pack.sequence)) + len(encode_layouts(pack.layouts))
     columns = {name: np.array([row[name] for row in figures], np.int64) for name in COLUMNS}

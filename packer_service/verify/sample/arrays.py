@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from preshard.packer_service.verify.independent.positions import derive_positions
-from preshard.packer_service.verify.sample.units import unit_documents, unit_of_row
+from preshard.packer_service.verify.sample.units import rows_in_tokens, unit_of_row
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
@@ -177,22 +177,26 @@ def check_columns(sequence: PackedSequence) -> Iterator[Finding]:
 
 
 def check_pooling(sequence: PackedSequence, head: SampleHead, row_ids: Sequence[int]) -> Iterator[Finding]:
-    """``pool_ids`` name every pooled row once, in order, on row tokens of the unit's own document and one branch."""
+    """``pool_ids`` name every pooled row once, unit by unit in the order of their tokens, on row tokens of the unit's
+    own document and one branch.
+    """
     at = np.flatnonzero(sequence.pool_ids != NOT_POOLED)
     rows, n_rows = sequence.pool_ids[at], head.cum_token_pooling_bounds[-1] if head.cum_token_pooling_bounds else 0
     if len(at) != n_rows:
         yield PoolingInvalid, f"pool_ids name {len(at)} rows, cum_token_pooling_bounds {n_rows}"
         return
-    wrong = np.flatnonzero(rows != np.arange(n_rows))
+    asked = rows_in_tokens(head)
+    wrong = np.flatnonzero(rows != asked)
     if len(wrong):
-        yield PoolingInvalid, f"pool_ids[{at[wrong[0]]}] is {rows[wrong[0]]}, not {wrong[0]}, the next pooled row"
+        first = wrong[0]
+        yield PoolingInvalid, f"pool_ids[{at[first]}] is {rows[first]}, not {asked[first]}, the next row of its unit"
         return
     pooled, tokens = sequence.pool_ids != NOT_POOLED, sequence.tokens
     legal = f"the image token {' or '.join(map(str, row_ids))} (a vision feature fills it)"
     yield from _where(PoolingInvalid, "tokens", tokens, pooled & ~np.isin(tokens, row_ids), legal)
-    unit = unit_of_row(head)
+    unit = unit_of_row(head)[rows]
     owner = np.full(sequence.seq_len, PADDING_DOC, np.int64)
-    owner[at] = unit_documents(head)[unit]
+    owner[at] = np.array([each.document for each in head.units], np.int64)[unit]
     wrong_doc = pooled & (sequence.doc_ids != owner)
     yield from _where(PoolingInvalid, "doc_ids", sequence.doc_ids, wrong_doc, owner)
     apart = (np.diff(unit) == 0) & (np.diff(sequence.branch_ids[at]) != 0)
@@ -209,7 +213,9 @@ def check_groups(
     bidirectional = bidirectional if model is None else model.bidirectional or ""
     inside = pooled if model is None else (sequence.doc_ids >= 0) & np.isin(sequence.tokens, model.group_ids)
     if bidirectional == "within_image":
-        expected[pooled] = unit_of_row(head)
+        numbers = np.empty(len(head.units), np.int64)
+        numbers[head.token_order] = np.arange(len(head.units))
+        expected[pooled] = numbers[unit_of_row(head)[sequence.pool_ids[pooled]]]
     elif model is not None or bidirectional == "image_tokens":
         expected[inside] = np.unique(sequence.doc_ids[inside], return_inverse=True)[1]
     wrong = (sequence.doc_ids >= 0) & (sequence.group_ids != expected)

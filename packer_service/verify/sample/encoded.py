@@ -179,7 +179,8 @@ def _check_time_steps(
     model: ModelEntry,
 ) -> Iterator[Finding]:
     """All units of an image or video have the step of their times, or of the whole where only a part is here."""
-    for _, group in groupby(enumerate(head.units), key=lambda each: (each[1].document, each[1].medium)):
+    listed = ((number, head.units[number]) for number in head.token_order)
+    for _, group in groupby(listed, key=lambda each: (each[1].document, each[1].medium)):
         numbers, units = zip(*group, strict=True)
         times = [image.timestamp for number in numbers for image in crops[number]]
         if units[0].kind != "image" and None in times:

@@ -6,13 +6,12 @@ import io
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from PIL import Image
 
 from preshard.packer_service.verify.independent.layouts import least_largest_load
-from preshard.packer_service.verify.sample.units import unit_documents
 from preshard.packer_service.verify.tar import Member
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
@@ -21,21 +20,22 @@ from preshard.schemas.layout import RankImages
 from preshard.schemas.manifest import ModelEntry, SampleHead
 
 
-def check_boundaries(head: SampleHead, config: PackConfig) -> Iterator[Finding]:
-    """For every configured CP size, ranks in order hold consecutive whole units, and all of them."""
+def check_boundaries(head: SampleHead, config: PackConfig, model: ModelEntry | None) -> Iterator[Finding]:
+    """For every configured CP size, ranks in order hold consecutive whole units or, where these are shared, crops."""
     sizes = [str(size) for size in sorted(config.cp_sizes)]
     if list(head.image_shard_boundaries) != sizes:
         yield BoundariesInvalid, f"image_shard_boundaries has CP sizes {list(head.image_shard_boundaries)}, not {sizes}"
         return
-    rows = dict(zip([0, *head.cum_image_bounds], [0, *head.cum_token_pooling_bounds], strict=True))
+    rows = dict([(0, 0), *((crops, upto) for crops, upto, _ in list_parts(head, model))])
     for size, ranks in head.image_shard_boundaries.items():
         if list(ranks) != [str(rank) for rank in range(int(size))]:
             yield BoundariesInvalid, f"CP size {size} has ranks {list(ranks)}, not 0 to {int(size) - 1} in order"
         else:
-            yield from _check_ranks(size, list(ranks.values()), rows)
+            what = "crop" if model is None or model.shares_crops else "unit"
+            yield from _check_ranks(size, list(ranks.values()), rows, what)
 
 
-def _check_ranks(size: str, ranks: list[RankImages], rows: dict[int, int]) -> Iterator[Finding]:
+def _check_ranks(size: str, ranks: list[RankImages], rows: dict[int, int], what: str) -> Iterator[Finding]:
     largest = max(part["end_pool_idx"] - part["start_pool_idx"] for part in ranks)
     at = 0
     for rank, part in enumerate(ranks):
@@ -43,7 +43,7 @@ def _check_ranks(size: str, ranks: list[RankImages], rows: dict[int, int]) -> It
         if start != at:
             yield BoundariesInvalid, f"{name} start_image_idx is {start}, not {at}, where the rank before it ends"
         if end < start or end not in rows:
-            yield BoundariesInvalid, f"{name} end_image_idx is {end}, not the end of a unit at or after {start}"
+            yield BoundariesInvalid, f"{name} end_image_idx is {end}, not the end of a {what} at or after {start}"
         for edge, crop in (("start", start), ("end", end)):
             found = part["start_pool_idx"] if edge == "start" else part["end_pool_idx"]
             if crop in rows and found != rows[crop]:
@@ -55,22 +55,46 @@ def _check_ranks(size: str, ranks: list[RankImages], rows: dict[int, int]) -> It
         yield BoundariesInvalid, f"CP size {size} ends at crop {at}, not at {max(rows)}"
 
 
-def check_optimal(head: SampleHead) -> Iterator[Finding]:
-    """The largest load of a rank is the least possible, and no rank is empty while there are enough units."""
-    loads = [unit.load for unit in head.units]
+def list_parts(head: SampleHead, model: ModelEntry | None) -> list[tuple[int, int, int]]:
+    """What ranks are dealt whole, in stored order: crops and pooled rows up to and including each part, and its load.
+
+    A part is a unit, or a single crop where a unit's crops are shared: then each has its part of the rows and the load.
+    """
+    edges = zip(pairwise([0, *head.cum_image_bounds]), pairwise([0, *head.cum_token_pooling_bounds]), strict=True)
+    parts = list[tuple[int, int, int]]()
+    for unit, ((first, end), (before, upto)) in zip(head.units, edges, strict=True):
+        if model is not None and not model.shares_crops:
+            parts.append((end, upto, unit.load))
+            continue
+        crops, rows = end - first, upto - before
+        parts += [(first + n, before + rows * n // crops, unit.load // crops) for n in range(1, crops + 1)]
+    return parts
+
+
+def check_optimal(head: SampleHead, model: ModelEntry | None) -> Iterator[Finding]:
+    """The largest load of a rank is the least possible, in stored order and no more than in the order of tokens; and no
+    rank is empty while there are enough parts.
+    """
+    loads = [load for *_, load in list_parts(head, model)]
+    units = [head.units[number].load for number in head.token_order]
     for size, ranks in head.image_shard_boundaries.items():
         crops = [part["end_image_idx"] - part["start_image_idx"] for part in ranks.values()]
-        largest, least = max(rank_loads(head, size)), least_largest_load(loads, len(crops))
+        largest, least = max(rank_loads(head, size, model)), least_largest_load(loads, len(crops))
         if largest != least:
             yield BoundariesNotOptimal, f"CP size {size}: a rank has the load {largest}; {least} is possible"
+        elif least > (in_order := least_largest_load(units, len(crops))):
+            what = f"a rank has the load {least}; {in_order} is possible with units in the order of their tokens"
+            yield BoundariesNotOptimal, f"CP size {size}: {what}"
         if len(loads) >= len(crops) and not all(crops):
             empty = crops.index(0)
-            yield BoundariesNotOptimal, f"CP size {size}: rank {empty} is empty, with {len(loads)} units to share"
+            yield BoundariesNotOptimal, f"CP size {size}: rank {empty} is empty, with {len(loads)} parts to share"
 
 
-def rank_loads(head: SampleHead, size: str) -> list[int]:
+def rank_loads(head: SampleHead, size: str, model: ModelEntry | None) -> list[int]:
     """The encoder's work of each rank of a CP size, whose boundaries must be sound."""
-    before = dict(zip([0, *head.cum_image_bounds], accumulate((u.load for u in head.units), initial=0), strict=True))
+    parts = list_parts(head, model)
+    loads = accumulate((load for *_, load in parts), initial=0)
+    before = dict(zip([0, *(crops for crops, *_ in parts)], loads, strict=True))
     ranks = head.image_shard_boundaries[size].values()
     return [before[part["end_image_idx"]] - before[part["start_image_idx"]] for part in ranks]
 
@@ -86,11 +110,11 @@ def check_places(
         yield ImagesInvalid, f"the crops are {counted}"
         return
     units = np.searchsorted(bounds, np.arange(total), side="right")
-    owners, side = unit_documents(head), config.vision.image_size
+    side = config.vision.image_size
     for number, (image, member) in enumerate(zip(listed, members, strict=True)):
         unit = int(units[number])
         asked = {
-            "doc_id": head.documents[owners[unit]].doc_id,
+            "doc_id": head.documents[head.units[unit].document].doc_id,
             "unit": unit,
             **({"width": side, "height": side} if model is None else {}),
             "offset": member.offset - members[0].offset,
@@ -99,20 +123,22 @@ def check_places(
         for name, value in asked.items():
             if getattr(image, name) != value:
                 yield ImagesInvalid, f"images[{number}].{name} is {getattr(image, name)!r}, not {value!r}"
-    yield from _check_timestamps(head, owners[units] if total else units)
+    yield from _check_timestamps(head)
 
 
-def _check_timestamps(head: SampleHead, documents: np.ndarray) -> Iterator[Finding]:
+def _check_timestamps(head: SampleHead) -> Iterator[Finding]:
     """Null for a still image; of a document's frames, each is later than the one before it, or begins a clip at 0."""
     before: float | None = None
-    for number, image in enumerate(head.images):
-        now, name = image.timestamp, f"images[{number}].timestamp"
-        kind = head.units[image.unit].kind if image.unit < len(head.units) else "image"
+    bounds, document = [0, *head.cum_image_bounds], 0
+    crops = ((unit, number) for unit in head.token_order for number in range(bounds[unit], bounds[unit + 1]))
+    for unit, number in crops:
+        now, name = head.images[number].timestamp, f"images[{number}].timestamp"
+        kind = head.units[unit].kind
         if now is not None and not (math.isfinite(now) and now >= 0):
             yield ImagesInvalid, f"{name} is {now}, neither null nor a time in a clip"
         if (now is None) != (kind == "image"):
             yield ImagesInvalid, f"{name} is {now}, and its unit's kind is {kind}; null is for a still image"
-        if number and documents[number] != documents[number - 1]:
+        if document != (document := head.units[unit].document):
             before = None
         if now is not None and before is not None and 0 < now <= before:
             yield ImagesInvalid, f"{name} is {now}, not after {before}, nor 0 at a clip's start"

@@ -11,7 +11,7 @@ import pyarrow as pa
 from preshard.packer_service.verify.independent.attention import LayoutLoads
 from preshard.packer_service.verify.independent.cost import pack_cost
 from preshard.packer_service.verify.independent.layouts import least_largest_load
-from preshard.packer_service.verify.sample.images import rank_loads
+from preshard.packer_service.verify.sample.images import list_parts, rank_loads
 from preshard.packer_service.verify.tar import RawSample
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.codec import HEADER_MEMBERS, sample_key
@@ -27,7 +27,7 @@ from preshard.schemas.errors import (
 )
 from preshard.schemas.files.checksum import crc32c
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import LayerMasks, SampleHead
+from preshard.schemas.manifest import LayerMasks, ModelEntry, SampleHead
 from preshard.schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
 from preshard.schemas.tables import DOCUMENTS
 
@@ -136,6 +136,7 @@ def check_measures(
     layouts: Sequence[TokenLayout],
     loads: Mapping[str, LayoutLoads],
     head: SampleHead,
+    model: ModelEntry | None,
     tiles: int,
     window: WindowLoads | None = None,
 ) -> Iterator[Finding]:
@@ -146,6 +147,7 @@ def check_measures(
         layouts: the token layouts, in their order.
         loads: what they give ranks to do.
         head: the boundaries and the units.
+        model: for which the dataset was packed.
         tiles: tiles of the mask in natural order.
         window: of layers with a sliding window, if the model has any.
     """
@@ -154,7 +156,7 @@ def check_measures(
     found = expected.measure_rows.to_pylist()
     asked = [
         dict.fromkeys(MEASURES.names) | {"pack_id": expected.pack_id} | row
-        for row in (*_layout_rows(layouts, loads, tiles, window), *_image_rows(head))
+        for row in (*_layout_rows(layouts, loads, tiles, window), *_image_rows(head, model))
     ]
     if len(found) != len(asked):
         yield MeasuresInvalid, f"measures.parquet has {len(found)} rows of this pack, not {len(asked)}"
@@ -200,12 +202,13 @@ def _loads_row(of: LayoutLoads, tiles: int) -> dict[str, Any]:
     }
 
 
-def _image_rows(head: SampleHead) -> Iterator[dict[str, object]]:
+def _image_rows(head: SampleHead, model: ModelEntry | None) -> Iterator[dict[str, object]]:
+    loads = [load for *_, load in list_parts(head, model)]
     for size, ranks in head.image_shard_boundaries.items():
         parts = [ranks[str(rank)] for rank in range(int(size))]
         crops = [part["end_image_idx"] - part["start_image_idx"] for part in parts]
         pooled = [part["end_pool_idx"] - part["start_pool_idx"] for part in parts]
         row: dict[str, object] = {"scheme": None, "degree": int(size)}
-        for name, of_rank in zip(IMAGE_LOADS, (crops, pooled, rank_loads(head, size)), strict=True):
+        for name, of_rank in zip(IMAGE_LOADS, (crops, pooled, rank_loads(head, size, model)), strict=True):
             row |= {name: of_rank, f"sum_{name}": sum(of_rank), f"most_{name}": max(of_rank)}
-        yield row | {"least_image_load": least_largest_load([unit.load for unit in head.units], len(parts))}
+        yield row | {"least_image_load": least_largest_load(loads, len(parts))}

@@ -224,9 +224,9 @@ class SampleCheck:
         return listed and (not spans_hold or self._holds(UnitsInvalid, units.check_ranges(head)))
 
     def _boundaries(self, head: SampleHead) -> bool:
-        if not self._holds(BoundariesInvalid, images.check_boundaries(head, self.config)):
+        if not self._holds(BoundariesInvalid, images.check_boundaries(head, self.config, self.model)):
             return False
-        self._holds(BoundariesNotOptimal, images.check_optimal(head))
+        self._holds(BoundariesNotOptimal, images.check_optimal(head, self.model))
         return True
 
     def _arrays(self, head: SampleHead, sequence: PackedSequence, *, units_hold: bool) -> bool:
@@ -278,7 +278,7 @@ class SampleCheck:
             window = None
             if self.masks is not None and self.window_figures is not None:
                 window = rows.WindowLoads(self.window_loads, self.window_figures.whole[1], self.masks)
-            found = rows.check_measures(expected, stored, self.loads, head, self.figures.whole[1], window)
+            found = rows.check_measures(expected, stored, self.loads, head, self.model, self.figures.whole[1], window)
             self._holds(MeasuresInvalid, found)
 
     def _pack_row(self, raw: RawSample, head: SampleHead, sequence: PackedSequence, expected: Expected) -> None:

@@ -18,18 +18,11 @@ from preshard.schemas.sequence import NOT_POOLED, PackedSequence
 
 
 def check_bounds(head: SampleHead, config: PackConfig, model: ModelEntry | None) -> Iterator[Finding]:
-    """Both cumulative bounds count up, unit by unit, and every unit lies in one document."""
+    """Both cumulative bounds count up, unit by unit."""
     images, pooled = head.cum_image_bounds, head.cum_token_pooling_bounds
     if len(images) != len(pooled):
         yield PoolingInvalid, f"cum_image_bounds has {len(images)} units, cum_token_pooling_bounds {len(pooled)}"
     yield from _check_square(head, config) if model is None else _check_ascending(head)
-    total = 0
-    for number, span in enumerate(head.documents):
-        total += span.n_images
-        if span.n_images and total not in images:
-            yield PoolingInvalid, f"documents[{number}].n_images {span.n_images} ends at crop {total}, inside a unit"
-    if total != (images[-1] if images else 0):
-        yield PoolingInvalid, f"the documents have {total} crops, cum_image_bounds {images[-1] if images else 0}"
 
 
 def _check_square(head: SampleHead, config: PackConfig) -> Iterator[Finding]:
@@ -51,10 +44,11 @@ def _check_ascending(head: SampleHead) -> Iterator[Finding]:
                 yield PoolingInvalid, f"{name}[{unit}] is {upto}, not above {before}"
 
 
-def unit_documents(head: SampleHead) -> Int64[np.ndarray, "units"]:
-    """The span that each unit belongs to, given bounds that :func:`check_bounds` finds sound."""
-    ends = np.cumsum(np.array([span.n_images for span in head.documents], np.int64))
-    return np.searchsorted(ends, np.array(head.cum_image_bounds, np.int64), side="left")
+def rows_in_tokens(head: SampleHead) -> Int64[np.ndarray, "rows"]:
+    """The rows as the tokens that they fill follow each other."""
+    bounds = [0, *head.cum_token_pooling_bounds]
+    parts = [np.arange(bounds[unit], bounds[unit + 1]) for unit in head.token_order]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def unit_of_row(head: SampleHead) -> Int64[np.ndarray, "rows"]:
@@ -72,9 +66,13 @@ def check_units(head: SampleHead, config: PackConfig, model: ModelEntry | None) 
         np.diff(np.array(bounds, np.int64), prepend=0).tolist()
         for bounds in (head.cum_image_bounds, head.cum_token_pooling_bounds)
     )
-    owners = unit_documents(head).tolist()
+    unowned = [number for number, unit in enumerate(head.units) if unit.document >= len(head.documents)]
+    if unowned:
+        document, count = head.units[unowned[0]].document, len(head.documents)
+        yield UnitsInvalid, f"units[{unowned[0]}].document is {document}, not below {count}"
+        return
     for number, unit in enumerate(head.units):
-        asked = {"document": owners[number], "rows": rows[number]}
+        asked = {"rows": rows[number]}
         asked |= _square(crops[number], config) if model is None else {}
         for name, value in asked.items():
             if getattr(unit, name) != value:
@@ -84,10 +82,10 @@ def check_units(head: SampleHead, config: PackConfig, model: ModelEntry | None) 
         if model is not None and model.axes == 3 and unit.rows * model.merge**2 != math.prod(unit.grid):
             asked_rows = f"{model.merge} x {model.merge} patches of the grid {unit.grid}"
             yield UnitsInvalid, f"units[{number}].rows is {unit.rows}, not one for {asked_rows}"
-    if model is not None and [unit.document for unit in head.units] == owners:
+    if model is not None:
         yield from check_encoded(head, config, model)
     yield from _check_media(head)
-    yield from _check_totals(head)
+    yield from _check_totals(head, crops)
 
 
 def _square(crops: int, config: PackConfig) -> dict[str, object]:
@@ -104,7 +102,8 @@ def _square(crops: int, config: PackConfig) -> dict[str, object]:
 def check_ranges(head: SampleHead) -> Iterator[Finding]:
     """Ranges of tokens ascend without overlap, each inside its document, whose span must be sound."""
     free_from = 0
-    for number, unit in enumerate(head.units):
+    for number in head.token_order:
+        unit = head.units[number]
         name, found = f"units[{number}]", f"{unit.start} to {unit.end}"
         span = head.documents[unit.document]
         if unit.start < span.start or unit.end > span.start + span.length:
@@ -118,7 +117,8 @@ def check_ranges(head: SampleHead) -> Iterator[Finding]:
 def _check_media(head: SampleHead) -> Iterator[Finding]:
     """Images and videos of a document count from 0; a still image is one unit."""
     before: Unit | None = None
-    for number, unit in enumerate(head.units):
+    for number in head.token_order:
+        unit = head.units[number]
         same = before if before is not None and before.document == unit.document else None
         following = 0 if same is None else same.medium + 1
         joined = same is not None and unit.medium == same.medium and unit.kind == same.kind != "image"
@@ -127,11 +127,13 @@ def _check_media(head: SampleHead) -> Iterator[Finding]:
         before = unit
 
 
-def _check_totals(head: SampleHead) -> Iterator[Finding]:
-    """A span counts its units, and adds up their patches and loads."""
+def _check_totals(head: SampleHead, crops: list[int]) -> Iterator[Finding]:
+    """A span counts its units, and adds up their crops, patches and loads."""
     for number, span in enumerate(head.documents):
         own = [unit for unit in head.units if unit.document == number]
         yield from _check_total(number, span, "n_units", len(own))
+        shown = (count for unit, count in zip(head.units, crops, strict=True) if unit.document == number)
+        yield from _check_total(number, span, "n_images", sum(shown))
         yield from _check_total(number, span, "n_patches", sum(unit.patches for unit in own))
         yield from _check_total(number, span, "load", sum(unit.load for unit in own))
 
@@ -144,13 +146,14 @@ def _check_total(number: int, span: DocumentSpan, name: str, asked: int) -> Iter
 def check_unit_tokens(sequence: PackedSequence, head: SampleHead) -> Iterator[Finding]:
     """A unit's tokens are in one branch, and hold its own rows and no others. ``units`` and pooling must be sound."""
     at = np.flatnonzero(sequence.pool_ids != NOT_POOLED)
-    owner = unit_of_row(head)
+    owner = unit_of_row(head)[sequence.pool_ids[at]]
     starts, ends = (np.array([getattr(unit, name) for unit in head.units], np.int64) for name in ("start", "end"))
     outside = np.flatnonzero((at < starts[owner]) | (at >= ends[owner]))
     if len(outside):
         row = int(outside[0])
         where = f"{starts[owner[row]]} to {ends[owner[row]]}"
-        yield UnitsInvalid, f"units[{owner[row]}] has the tokens {where}; its pooled row {row} fills {at[row]}"
+        filling = sequence.pool_ids[at[row]]
+        yield UnitsInvalid, f"units[{owner[row]}] has the tokens {where}; its pooled row {filling} fills {at[row]}"
     for number, unit in enumerate(head.units):
         branches = sequence.branch_ids[unit.start : unit.end]
         if branches.min() != branches.max():

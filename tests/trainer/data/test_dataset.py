@@ -56,16 +56,23 @@ def test_the_ranks_hold_every_token_and_crop_once(
 
 
 @pytest.mark.parametrize(("ulysses", "ring"), [(1, 1), (2, 1), (2, 2), (1, 8)])
-def test_a_still_of_several_crops_stays_with_one_rank(
+def test_ranks_share_the_crops_of_a_still(
     packed_in_tiles: Path, whole_in_tiles: list[Any], check_union: Callable[..., None], ulysses: int, ring: int
 ) -> None:
-    """Fails when crops are counted where units are meant, or PNG crops are looked up under another name."""
+    """Fails when a part of a unit has the rows or the load of the whole, or PNG crops are looked up by another name."""
     units = [np.diff([0, *sample.head["cum_image_bounds"]]) for sample in whole_in_tiles]
     assert any(len(set(crops)) > 1 and crops.max() > 2 for crops in units), "units of different numbers of crops"
+    shared = 0
     for batches in _ranks(packed_in_tiles, ulysses, ring, "zigzag"):
         sample = whole_in_tiles[batches[0].pack_id]
         check_union(batches, sample)
-        assert {int(edge) for edge in batches[0].image_edges} <= {0, *sample.head["cum_image_bounds"]}
+        shared += not {int(edge) for edge in batches[0].image_edges} <= {0, *sample.head["cum_image_bounds"]}
+        assert sum(unit.load for batch in batches for unit in batch.units) == sum(
+            u["load"] for u in sample.head["units"]
+        )
+        assert all(unit.grid[0] * (unit.rows // unit.grid[0]) == unit.rows for b in batches for unit in b.units)
+        assert all(torch.diff(batch.unit_edges).tolist() == [unit.grid[0] for unit in batch.units] for batch in batches)
+    assert shared or ulysses * ring == 1
 
 
 @pytest.mark.parametrize("layout", SCHEMES)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.packs.pack import image_boundaries
+from preshard.schemas.boundaries import unit_parts
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import LayoutsInvalid
 from preshard.schemas.header import SampleHeader
@@ -56,8 +57,8 @@ def test_derived_boundaries_equal_the_packed_ones(packed: Path, headers: list[Sa
         stored = plan_split(config, layout="contiguous", ring_degree=1, ulysses_degree=size)
         derived = plan_split(unplanned, layout="contiguous", ring_degree=1, ulysses_degree=size)
         assert (stored.edges_stored, derived.edges_stored) == (True, False)
-        theirs, ours = crop_edges(header.head, stored, "here"), crop_edges(header.head, derived, "here")
-        for name in ("units", "crops", "pooled", "of_units"):
+        theirs, ours = (crop_edges(header.head, split, "here", shares_crops=True) for split in (stored, derived))
+        for name in ("crops", "pooled", "of_units"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
 
 
@@ -76,8 +77,9 @@ def test_the_ranks_of_an_unplanned_split_hold_everything_once(
         sample = whole[batches[0].pack_id]
         bounds = [np.array(sample.head[name], np.int64) for name in ("cum_image_bounds", "cum_token_pooling_bounds")]
         loads = np.array([unit["load"] for unit in sample.head["units"]], np.int64)
-        size = ulysses * ring
-        head = {**sample.head, "image_shard_boundaries": image_boundaries(loads, *bounds, [size])}
+        size, parts = ulysses * ring, unit_parts(*bounds, loads, shares_crops=True)
+        boundaries = image_boundaries(parts.loads, parts.crops, parts.rows, [size])
+        head = {**sample.head, "image_shard_boundaries": boundaries}
         check_union(list(batches), replace(sample, head=head))
 
 

@@ -46,14 +46,26 @@ export function thumbnail(path, index, said) {
 
 const listed = (path, image) => h("li", {}, thumbnail(path, image.index, described(image)));
 
-/** The encoder's work on the units whose crops lie in a rank's range. */
-function workOf(units, boundary) {
-  return units
-    .filter((unit) => unit.first_image >= boundary.start_image && unit.end_image <= boundary.end_image)
-    .reduce((sum, unit) => sum + unit.load, 0);
+/** What ranks are dealt whole: units, or their crops where these are shared. Ranges of crops, each with its work. */
+function partsOf(detail) {
+  return detail.units.flatMap(({ first_image: first, end_image: end, load }) => {
+    if (!detail.shares_crops) return [{ first, end, load }];
+    return Array.from({ length: end - first }, (_, crop) => ({
+      first: first + crop,
+      end: first + crop + 1,
+      load: load / (end - first),
+    }));
+  });
 }
 
-/** The least that the busiest of some ranks must do, if each takes consecutive whole units. */
+/** The encoder's work on the parts whose crops lie in a rank's range. */
+function workOf(parts, boundary) {
+  return parts
+    .filter((part) => part.first >= boundary.start_image && part.end <= boundary.end_image)
+    .reduce((sum, part) => sum + part.load, 0);
+}
+
+/** The least that the busiest of some ranks must do, if each takes consecutive whole parts. */
 function leastPossible(loads, ranks) {
   let [low, high] = [Math.max(...loads), loads.reduce((sum, load) => sum + load, 0)];
   while (low < high) {
@@ -70,16 +82,19 @@ function leastPossible(loads, ranks) {
 }
 
 /** How evenly the ranks share the work, in words. */
-function evenness(units, work) {
+function evenness(parts, work, shared) {
   const even = work.reduce((sum, load) => sum + load, 0) / work.length;
   const least = leastPossible(
-    units.map((unit) => unit.load),
+    parts.map((part) => part.load),
     work.length,
   );
+  const [whole, allow] = shared
+    ? ["the crops of one image may lie on two ranks", "crops"]
+    : ["a unit (a still image, a frame) is never divided", "units"];
   return (
-    "Each CP rank encodes a contiguous range of crops; a unit (a still image, a frame) is never divided. The busiest " +
-    `rank has ${times(Math.max(...work) / even)} an even share of the work, ${times(Math.max(...work) / least)} the ` +
-    "least that whole units allow."
+    `Each CP rank encodes consecutive crops as they are stored; ${whole}. The busiest rank has ` +
+    `${times(Math.max(...work) / even)} an even share of the work, ${times(Math.max(...work) / least)} the least that ` +
+    `whole ${allow} allow.`
   );
 }
 
@@ -134,7 +149,8 @@ export function images(path, detail, cp) {
       `No image boundaries were planned for CP size ${cp}. The planned sizes are ${detail.cp_sizes.join(", ")}: choose degrees whose product is one of them.`,
     );
   }
-  const work = boundaries.map((boundary) => workOf(detail.units, boundary));
+  const parts = partsOf(detail);
+  const work = boundaries.map((boundary) => workOf(parts, boundary));
   const all = work.reduce((sum, load) => sum + load, 0);
   return h(
     "div",
@@ -142,7 +158,7 @@ export function images(path, detail, cp) {
     h(
       "p",
       { class: "note" },
-      evenness(detail.units, work),
+      evenness(parts, work, detail.shares_crops),
     ),
     boundaries.map((boundary, rank) => ofRank(path, detail.images, boundary, work[rank] / all)),
   );
