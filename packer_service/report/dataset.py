@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -28,6 +28,8 @@ from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.dataset.manifest_parts import read_manifest_head
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead
+
+T = TypeVar("T", bound=Figures)
 
 REJECTS_FILE = "rejects.parquet"
 
@@ -77,7 +79,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         max_patches=config.max_patches,
         window=config.order.window,
         dp_sizes=dp_sizes,
-        limit=limit_of(run),
+        limit=written_of(run, "limit", FillLimit),
     )
     lost = losses_of(table_parts(folder, REJECTS_FILE, REJECT_COLUMNS), documents.lost_tokens)
     mixture = mixture_of(run, documents, config, counts.left_out)
@@ -93,7 +95,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         numbered=counts.numbered,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
-        warnings=warnings_of(manifest, config, thinned_of(run)),
+        warnings=warnings_of(manifest, config, written_of(run, "thinned", Thinned)),
         shards=-(-counts.packs // config.packs_per_shard),
         n_images=counts.images,
         plan_seconds=seconds.get("plan_seconds", 0.0),
@@ -128,40 +130,24 @@ def dataset_reject_reasons(location: str) -> list[RejectReason]:
 
 def dataset_limit(folder: Folder) -> FillLimit | None:
     """What keeps the packs of a dataset from being fuller."""
-    return limit_of(_run(folder))
+    return written_of(_run(folder), "limit", FillLimit)
 
 
 def _run(folder: Folder) -> Any:
     return json.loads(folder.read(RUN)) if folder.is_file(RUN) else {}
 
 
-def limit_of(run: Any) -> FillLimit | None:
-    """What the job wrote of what keeps packs from being fuller.
-
-    Args:
-        run: the content of ``run.json``, or anything else.
-    """
+def written_of(run: Any, name: str, record: type[T]) -> T | None:
+    """A record that the job wrote into ``run.json``, which may hold anything; None where it is not one."""
     try:
-        return FillLimit.model_validate(run.get("limit") if isinstance(run, dict) else None)
+        return record.model_validate(run.get(name) if isinstance(run, dict) else None)
     except ValidationError:
         return None
 
 
 def dataset_thinned(folder: Folder) -> Thinned | None:
     """Which videos of a dataset have fewer frames than were asked for."""
-    return thinned_of(_run(folder))
-
-
-def thinned_of(run: Any) -> Thinned | None:
-    """What the job wrote of thinned videos.
-
-    Args:
-        run: the content of ``run.json``, or anything else.
-    """
-    try:
-        return Thinned.model_validate(run.get("thinned") if isinstance(run, dict) else None)
-    except ValidationError:
-        return None
+    return written_of(_run(folder), "thinned", Thinned)
 
 
 def run_seconds(run: Any) -> dict[str, float]:
@@ -181,10 +167,8 @@ def mixture_of(run: Any, documents: DocumentSums, config: PackConfig, left_out: 
         config: the dataset's configuration.
         left_out: documents that the mixture leaves out.
     """
-    try:
-        return Mixture.model_validate(run.get("mixture") if isinstance(run, dict) else None)
-    except ValidationError:
-        pass
+    if (written := written_of(run, "mixture", Mixture)) is not None:
+        return written
     total, weights = documents.totals.tokens, dict(config.mixture)
     shares = {
         source: SourceShare(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from preshard.packer_service.report.figures import MEASURED, Figure
 from preshard.packer_service.report.measures import Question
 from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, Spread
 from preshard.schemas.dataset.measures import MeasureGroup
+
+T = TypeVar("T")
 
 
 def group_of(figure: Figure, chosen: Chosen) -> MeasureGroup:
@@ -95,35 +98,27 @@ def _by_kind() -> list[list[Figure]]:
 
 def layout_balance(dataset: Dataset, layout: str, ring_degree: int, packs: range | None) -> LayoutBalance:
     """One layout at one ring degree, over all packs or some."""
-    group = MeasureGroup(scheme=layout, degree=ring_degree)
-
-    def asked() -> LayoutBalance:
-        with dataset.measures() as rows:
-            return measures.layout_balance(rows, group, packs)
-
-    return asked() if packs is not None else dataset.kept(("balance", group), asked, size_of)
+    return _asked(dataset, packs, measures.layout_balance, MeasureGroup(scheme=layout, degree=ring_degree))
 
 
 def image_balance(dataset: Dataset, cp_size: int, packs: range | None) -> ImageBalance:
     """The image boundaries of one CP size, over all packs or some."""
-    group = MeasureGroup(scheme=None, degree=cp_size)
-
-    def asked() -> ImageBalance:
-        with dataset.measures() as rows:
-            return measures.image_balance(rows, group, packs)
-
-    return asked() if packs is not None else dataset.kept(("balance", group), asked, size_of)
+    return _asked(dataset, packs, measures.image_balance, MeasureGroup(scheme=None, degree=cp_size))
 
 
 def preferred(dataset: Dataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
     """How many packs the cost model prefers each of some layouts for, at a ring degree."""
+    return _asked(dataset, packs, measures.preferred, tuple(layouts), ring_degree)
 
-    def asked() -> dict[str, int]:
+
+def _asked(dataset: Dataset, packs: range | None, question: Callable[..., T], *about: Any) -> T:
+    """The answer of a function to something about all packs, which is kept, or about some."""
+
+    def ask() -> T:
         with dataset.measures() as rows:
-            return measures.preferred(rows, layouts, ring_degree, packs)
+            return question(rows, *about, packs)
 
-    key = ("preferred", *layouts, ring_degree)
-    return asked() if packs is not None else dataset.kept(key, asked, size_of)
+    return ask() if packs is not None else dataset.kept((question.__name__, *about), ask, size_of)
 
 
 def all_balances(dataset: Dataset) -> Balances:

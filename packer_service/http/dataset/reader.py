@@ -20,7 +20,7 @@ from preshard.packer_service.http.dataset.cache import Cache, size_of
 from preshard.packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from preshard.packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
 from preshard.packer_service.http.problems import ProblemError, damaged
-from preshard.packer_service.report.dataset import limit_of, run_seconds, thinned_of
+from preshard.packer_service.report.dataset import run_seconds, written_of
 from preshard.packer_service.report.measures import StoredMeasures
 from preshard.packer_service.report.records import FillLimit, Thinned
 from preshard.packer_service.report.tables import check_row_groups, numbers_of
@@ -115,7 +115,8 @@ class Dataset:
                 finished = datetime.fromisoformat(run["finished"]).astimezone(UTC).isoformat(timespec="seconds")
             except (OSError, LookupError, ValueError, TypeError, OverflowError, RecursionError):
                 return None, {}, None, None
-            return finished, run_seconds(run), limit_of(run), thinned_of(run)
+            limit, thinned = written_of(run, "limit", FillLimit), written_of(run, "thinned", Thinned)
+            return finished, run_seconds(run), limit, thinned
 
         return self.kept(("run",), read, size_of)
 
