@@ -75,6 +75,11 @@ class ModelDimensions:
         return 4 * TILE * TILE * self.heads * self.head_dim * self.layers
 
 
+_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
+LEFT_OUT: dict[str, dict[str, int]] = {"gemma3_text": _GEMMA3}
+"""What ``transformers`` takes where a released ``config.json`` leaves it out, by the kind of the text model."""
+
+
 def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, source: str) -> ModelDimensions:
     """The dimensions of a model.
 
@@ -87,7 +92,8 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         ConfigError: a dimension is missing.
     """
     nested = config.get("text_config")
-    text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
+    given_text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
+    text = {**LEFT_OUT.get(str(given_text.get("model_type")), {}), **given_text}
     hidden, heads = _positive(text, "hidden_size"), _positive(text, "num_attention_heads")
     named = () if text.get("enable_moe_block") is False else ("num_experts", "num_local_experts")
     experts = next((text[name] for name in named if text.get(name)), None)

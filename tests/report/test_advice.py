@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 
 from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, model_config, processor_files
@@ -32,6 +33,7 @@ from preshard.packer_service.report.measures import SampledMeasures
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.model.dimensions import ModelDimensions
 from tests.support.made_records import made_measures
 
@@ -280,6 +282,29 @@ def test_loads_are_read_by_their_columns() -> None:
     assert found.images[2][1] == rows[None, 2]["most_image_load"]
     found = read_pack_loads(measures, lambda _: np.arange(3), gpus=3)
     assert {ring for _, ring in found.layouts} == {*found.images} == {1}
+
+
+def test_layers_with_a_window_are_counted_by_their_own_tiles() -> None:
+    """Fails when all layers are taken for full ones, or memory for the keys of the layers that need few."""
+    rows = made_measures(np.arange(3), CONFIG)
+    for name in ("attention_tiles", "gather_path", "most_keys"):
+        halved = pc.divide(rows[name], 2)
+        rows = rows.set_column(rows.schema.get_field_index(f"window_{name}"), f"window_{name}", halved)
+    rows = rows.set_column(rows.schema.get_field_index("window_ring_steps"), "window_ring_steps", rows["ring_steps"])
+    measures, layers = (
+        SampledMeasures(config=CONFIG, rows=rows),
+        LayerMasks(full_layers=1, window_layers=5, window=64, groups="all"),
+    )
+    full = read_pack_loads(measures, lambda _: np.full(3, 1000), gpus=2)
+    both = read_pack_loads(measures, lambda _: np.full(3, 1000), gpus=2, layers=layers)
+    one, other = full.layouts["zigzag", 2], both.layouts["zigzag", 2]
+    assert one.gather_path.min() > 10
+    assert np.allclose(other.gather_path, (one.gather_path + 5 * (one.gather_path // 2)) / 6, atol=0.51)
+    assert np.array_equal(other.ring_steps, one.ring_steps)
+    assert np.array_equal(other.most_keys, one.moved_keys)
+    assert (other.moved_keys < one.moved_keys).all()
+    assert both.columns["load"].tolist() == full.columns["load"].tolist()
+    assert both.columns["attention_tiles"].tolist() != full.columns["attention_tiles"].tolist()
 
 
 def test_steps_begin_where_a_trainers_do() -> None:

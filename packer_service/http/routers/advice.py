@@ -68,5 +68,7 @@ def _stored(dataset: Dataset, gpus: int) -> PackLoads:
 
 
 def _read(dataset: Dataset, gpus: int) -> PackLoads:
+    model = dataset.manifest.model
+    layers = model.masks if model else None
     with dataset.measures() as measures:
-        return read_pack_loads(measures, lambda name: dataset.numbers("packs.parquet", name), gpus=gpus)
+        return read_pack_loads(measures, lambda name: dataset.numbers("packs.parquet", name), gpus=gpus, layers=layers)

@@ -77,8 +77,9 @@ def advised_model(
 
 def _read(folder: Folder, manifest: ManifestHead, config: PackConfig, gpus: int) -> tuple[PackLoads, tuple[str, ...]]:
     packs = read_packs(folder, (*COLUMNS, *PLACE))
+    layers = manifest.model.masks if manifest.model else None
     with open_measures(folder, config, manifest.counts.packs) as measures:
-        loads = read_pack_loads(measures, lambda name: packs[name].to_numpy(), gpus=gpus)
+        loads = read_pack_loads(measures, lambda name: packs[name].to_numpy(), gpus=gpus, layers=layers)
     try:
         return with_derived(loads, config, gpus, lambda pack: _mask(folder, manifest, config, packs, pack)), ()
     except (PreshardError, OSError) as error:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
+from preshard.schemas.model.dimensions import LEFT_OUT, ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import VisionEncoder
 from preshard.schemas.model.memory import Trains
 from preshard.trainer import fit
 from preshard.trainer.config import TrainConfig
+from preshard.trainer.models.interface import register_attention
 from preshard.trainer.setup import prepare
 
 H100 = 85_045_936_128
@@ -98,6 +99,16 @@ def test_what_is_frozen_takes_no_gradients_and_no_moments() -> None:
     assert more.gathered - less.gathered == (2 + 4) * SIZES.layer_parameters
     assert (more.logits, less.logits) == (2 * HEAD, 0)
     assert more.activations - less.activations == 2 * (65_536 * 1152 * 27 + 16_384 * SIZES.vision_row)
+
+
+def test_what_a_configuration_leaves_out_is_what_transformers_takes() -> None:
+    """Fails when a released Gemma 3, whose config.json does not have its heads, is refused or given others."""
+    transformers = register_attention()
+    missing, whole = LEFT_OUT["gemma3_text"], transformers.Gemma3TextConfig()
+    assert {name: getattr(whole, name) for name in missing} == missing
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    found = model_dimensions({"text_config": text}, None, "a released Gemma 3")
+    assert (found.heads, found.kv_heads, found.head_dim) == (8, 4, 256)
 
 
 def test_the_least_recomputation_that_fits_is_taken() -> None:

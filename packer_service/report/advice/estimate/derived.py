@@ -63,7 +63,7 @@ def with_derived(loads: PackLoads, config: PackConfig, gpus: int, read: Callable
     """The loads with those of layouts that a reader derives.
 
     A pack whose mask was not read takes the loads of the one that was and that has the most similar number of tiles, in
-    proportion to its own.
+    proportion to its own. Of a model with windows, nothing is derived: its layers have two masks.
 
     Args:
         loads: the sampled packs.
@@ -74,6 +74,8 @@ def with_derived(loads: PackLoads, config: PackConfig, gpus: int, read: Callable
     Raises:
         LayoutError: documents overlap in a mask.
     """
+    if loads.windows:
+        return loads
     wanted = derivable_layouts(config, gpus)
     tiles = loads.columns["attention_tiles"]
     places = _places(tiles, len(wanted))

@@ -10,6 +10,7 @@ from jaxtyping import Float64, Int64
 
 from preshard.packer_service.report.measures import Measures, read_numbers
 from preshard.schemas.dataset.measures import MeasureGroup, MeasureOrder
+from preshard.schemas.manifest import LayerMasks
 
 PARTS = 4
 """Equal parts of a large dataset, of each of which packs are read that lie in one block."""
@@ -27,14 +28,21 @@ class SlowestRank:
     """What a layout asks of its slowest rank, pack by pack.
 
     Attributes:
-        gather_path: most tiles of a rank.
-        ring_steps: most tiles of a rank in each step of a ring.
-        most_keys: most keys that a rank needs and does not hold.
+        gather_path: most tiles of a rank; of a model with windows, of its layers on average.
+        ring_steps: most tiles of a rank in each step of a ring, likewise.
+        most_keys: most keys that a rank needs and does not hold, in the layer that needs most.
+        mean_keys: the same of its layers on average, where they differ.
     """
 
     gather_path: Int64[np.ndarray, "packs"]
     ring_steps: Int64[np.ndarray, "ring packs"]
     most_keys: Int64[np.ndarray, "packs"]
+    mean_keys: Int64[np.ndarray, "packs"] | None = None
+
+    @property
+    def moved_keys(self) -> Int64[np.ndarray, "packs"]:
+        """Most keys that a rank fetches for a layer, on average."""
+        return self.most_keys if self.mean_keys is None else self.mean_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,6 +57,7 @@ class PackLoads:
         images: the vision encoder's work on the busiest rank, by CP size.
         derived: those of ``layouts`` that were not packed.
         masks: packs whose masks were read to derive them.
+        windows: whether some layers have a sliding window.
     """
 
     n_packs: int
@@ -58,6 +67,7 @@ class PackLoads:
     images: Mapping[int, Int64[np.ndarray, "packs"]]
     derived: frozenset[tuple[str, int]] = frozenset()
     masks: int = 0
+    windows: bool = False
 
     @property
     def sampled(self) -> int:
@@ -103,13 +113,16 @@ def sampled_spans(order: MeasureOrder) -> tuple[range, ...]:
     return tuple(spans)
 
 
-def read_pack_loads(measures: Measures, column: Callable[[str], np.ndarray], *, gpus: int) -> PackLoads:
+def read_pack_loads(
+    measures: Measures, column: Callable[[str], np.ndarray], *, gpus: int, layers: LayerMasks | None = None
+) -> PackLoads:
     """Reads what the estimates for a number of devices need.
 
     Args:
         measures: the rows of ``measures.parquet``.
         column: a column of ``packs.parquet``.
         gpus: degrees that do not divide it are left out.
+        layers: the model's layers by their masks, where they have two: tiles are then those of its layers on average.
     """
     order = MeasureOrder.of(measures.config, measures.n_packs)
     spans = sampled_spans(order)
@@ -117,19 +130,30 @@ def read_pack_loads(measures: Measures, column: Callable[[str], np.ndarray], *, 
     def read(group: MeasureGroup, name: str) -> np.ndarray:
         return np.concatenate([read_numbers(measures, group, name, span) for span in (range(0), *spans)])
 
+    def mean(group: MeasureGroup, name: str) -> np.ndarray:
+        if layers is None:
+            return read(group, name)
+        both = layers.full_layers * read(group, name) + layers.window_layers * read(group, f"window_{name}")
+        return np.rint(both / (layers.full_layers + layers.window_layers)).astype(np.int64)
+
     def sampled(values: np.ndarray) -> np.ndarray:
         return np.concatenate([values[:0], *(values[span.start : span.stop] for span in spans)])
 
     wanted = [group for group in order.groups if gpus % group.degree == 0]
+    columns = {name: sampled(column(name)) for name in COLUMNS}
+    if layers is not None and (layouts := [group for group in order.groups if group.scheme]):
+        columns["attention_tiles"] = mean(layouts[0], "attention_tiles")  # the same for every layout
     return PackLoads(
         n_packs=order.n_packs,
         spans=spans,
-        columns={name: sampled(column(name)) for name in COLUMNS},
+        columns=columns,
+        windows=layers is not None,
         layouts={
             (group.scheme, group.degree): SlowestRank(
-                gather_path=read(group, "gather_path"),
-                ring_steps=read(group, "ring_steps").T,
+                gather_path=mean(group, "gather_path"),
+                ring_steps=mean(group, "ring_steps").T,
                 most_keys=read(group, "most_keys"),
+                mean_keys=None if layers is None else mean(group, "most_keys"),
             )
             for group in wanted
             if group.scheme

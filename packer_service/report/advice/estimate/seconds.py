@@ -144,9 +144,9 @@ class Estimate:
         if split.kind == "gather":
             near = self._near_in_ring(split)
             links, sends = Links(question=asked), 2 + again
-            sent = layout.most_keys * (key * (sends * asked.compute_bytes + asked.sum_bytes))
+            sent = layout.moved_keys * (key * (sends * asked.compute_bytes + asked.sum_bytes))
             waiting = links.spread(sent, split.ring, near) + (sends + 1) * self.sizes.layers * asked.latency_us * 1e-6
-            return even, layout.gather_path * tile * once, np.where(layout.most_keys > 0, waiting, 0.0)
+            return even, layout.gather_path * tile * once, np.where(layout.moved_keys > 0, waiting, 0.0)
         return (
             even,
             layout.ring_steps.sum(axis=0) * tile * (1 + asked.ring_backward + again),
