@@ -178,9 +178,9 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ConfigError(f"{found} cannot be read ({one_line(error)})") from None
     if keep_adapters:
-        write_adapters(packed.model, packed.model.state_dict(), model, out)
+        write_adapters(packed.inner, packed.state_dict(), model, out)
     else:
-        whole: Any = packed.model if lora is None else packed.merge_and_unload()
+        whole: Any = packed.inner if lora is None else packed.merge_and_unload()
         write_folder(whole, whole.state_dict(), model, out)
     return found
 

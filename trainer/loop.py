@@ -59,7 +59,7 @@ def run(
     """
     config = job.config
     model = build_model(job, mesh, device)
-    work = StepWork.of(unwrap(model.model))
+    work = StepWork.of(unwrap(model.inner))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(model, config)
     shares = [group["lr"] / config.largest_lr for group in optimizer.param_groups]
@@ -117,7 +117,7 @@ def _finish(job: Job, model: PackedModel, step: int) -> int:
     config = job.config
     if config.export is not None and step >= config.steps:
         lora = config.parts.lora
-        export_model(model.model, config.model, config.export, lora=lora, keep_adapters=config.keep_adapters)
+        export_model(model.inner, config.model, config.export, lora=lora, keep_adapters=config.keep_adapters)
     return step
 
 

@@ -15,7 +15,7 @@ PRIVATE = {"__init__", "__main__", "checkout", "extras"}
 ROW = r"^\| `preshard\.(\w+)` \| ([^:;|]+)"
 
 
-NEEDS_OTHERS = {"energon"}
+NEEDS_OTHERS = {"energon", "torchtitan"}
 """Modules for a package that the tests have only in tests/matrix."""
 
 

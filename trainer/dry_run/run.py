@@ -128,7 +128,7 @@ def _steps(job: Job, ledger: Ledger, world: int, device: torch.device, memory: i
         model = build_model(job, mesh, device, weights="none")
     optimizer = make_optimizer(model, config)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    work = StepWork.of(unwrap(model.model))
+    work = StepWork.of(unwrap(model.inner))
     batches = list(islice(read_batches(job, mesh, device, work), config.accumulate))
     model.register_forward_pre_hook(lambda *_: setattr(ledger, "phase", "forward"))
     model.register_forward_hook(lambda *_: setattr(ledger, "phase", "backward"))

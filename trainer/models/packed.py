@@ -40,16 +40,21 @@ class PackedModel(nn.Module):
 
     To shard it, shard each of :attr:`blocks`, then the whole, as all else is used inside its own forward.
 
-    What it does not have itself is the model's: ``device``, ``dtype``, ``gradient_checkpointing_enable``,
-    ``save_pretrained`` with the model's own names ...
+    Its parts are the model's own, so parameters, ``state_dict`` and checkpoints have the model's names. What it does
+    not have itself is the model's too: ``device``, ``dtype``, ``generation_config``, ``save_pretrained`` ...
 
     Args:
         model: from ``load_model``, or such a model with adapters of ``peft``.
         logits_bytes: the most bytes of logits that exist at once.
 
+    Attributes:
+        inner: the model.
+
     Raises:
         ConfigError: the model does not ask for the attention of packs, or is of no supported kind.
     """
+
+    inner: Any
 
     def __init__(self, model: nn.Module, *, logits_bytes: int = LOGITS_BYTES) -> None:
         super().__init__()
@@ -60,17 +65,23 @@ class PackedModel(nn.Module):
         self.family: ModelFamily | None = family_of(self.config)
         self.logits_bytes = logits_bytes
         self._sizes = model_sizes(self.config)
-        self.model = model
-        self._block_paths = tuple(f"model.{path}" for path in block_paths(base, within=model))
+        self.__dict__["inner"] = model  # as a part of this module it would put its name before all others
+        for parts in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            self.__dict__[parts] = getattr(model, parts)
+        self._block_paths = block_paths(base, within=model)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            modules = self.__dict__.get("_modules", {})
-            if "model" not in modules:
+            if "inner" not in self.__dict__:
                 raise
-            return getattr(modules["model"], name)
+            return getattr(self.inner, name)
+
+    def train(self, mode: bool = True) -> PackedModel:
+        """As of every module. What the model itself looks at is set with it."""
+        self.inner.training = mode
+        return super().train(mode)
 
     @property
     def blocks(self) -> tuple[nn.Module, ...]:
@@ -97,7 +108,8 @@ class PackedModel(nn.Module):
         exchange: Exchange = "needed",
         overlap: bool = False,
         per_token: bool = False,
-    ) -> Float[Tensor, ""] | Float[Tensor, "counted"]:
+        return_dict: bool = False,
+    ) -> Any:
         """The sum of loss weight x cross entropy over this rank's tokens, to be divided by all ranks' loss weights.
 
         All ranks of ``cp`` call it together, and then go backward together.
@@ -112,6 +124,10 @@ class PackedModel(nn.Module):
             exchange: which keys the attention ``gather`` moves.
             overlap: of the attention ``ulysses``: exchange one half of the heads while the other is computed.
             per_token: return the cross entropy of each of ``batch.loss_tokens`` instead, without weights.
+            return_dict: give what would be returned as the ``loss`` of an output of ``transformers``.
+
+        Returns:
+            The sum, of shape []; or with ``per_token`` one number for each counted token.
 
         Raises:
             ConfigError: the kind of attention does not run on this mesh, the model's heads do not divide among its
@@ -131,7 +147,7 @@ class PackedModel(nn.Module):
             ring_degree=cp.ring_degree,
             overlap=overlap,
         )
-        device = next(self.model.parameters()).device
+        device = next(self.parameters()).device
         on_host, batch = batch, batch.with_levels().to(device, non_blocking=True)
         mask = MaskTensors.of(on_host, batch)
         states = bind_states(self.config, batch.layout, mask.host, cp, device)
@@ -161,15 +177,21 @@ class PackedModel(nn.Module):
             given = self._embedded(batch, inputs, bind_features(batch, cp, features))
             del inputs
         hidden = self._hidden(batch, attends, given | states)
-        with without_autocast(hidden, unwrap(self.model).get_output_embeddings().weight) as (hidden, weight):
+        with without_autocast(hidden, unwrap(self.inner).get_output_embeddings().weight) as (hidden, weight):
             how: Any = {
                 "logits_bytes": self.logits_bytes,
                 "loss_tokens": batch.loss_tokens,
                 "softcap": self._sizes.softcap,
             }
             if per_token:
-                return token_losses(hidden, weight, batch.labels, **how)
-            return loss_sum(hidden, weight, batch.labels, batch.loss_weights, **how)
+                loss = token_losses(hidden, weight, batch.labels, **how)
+            else:
+                loss = loss_sum(hidden, weight, batch.labels, batch.loss_weights, **how)
+        if not return_dict:
+            return loss
+        from transformers.modeling_outputs import CausalLMOutput
+
+        return CausalLMOutput(loss=loss)
 
     def _check_batch(self, batch: RankBatch) -> None:
         packed_for = None if batch.model is None else batch.model.model_type
@@ -231,7 +253,7 @@ class PackedModel(nn.Module):
     @property
     def core(self) -> Any:
         """The model under its output projection."""
-        return unwrap(self.model).base_model
+        return unwrap(self.inner).base_model
 
 
 def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool) -> None:

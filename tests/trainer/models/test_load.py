@@ -57,7 +57,7 @@ def unequal_on_a_rank(mesh: Mesh, folder: str) -> list[str]:
         whole = load_model(folder, from_scratch=source == "random", seed=3)
         assert packed.training
         right = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
-        found = {**dict(packed.model.named_parameters()), **dict(packed.model.named_buffers())}
+        found = {**dict(packed.inner.named_parameters()), **dict(packed.inner.named_buffers())}
         assert found.keys() == right.keys()
         for name, tensor in found.items():
             joined = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

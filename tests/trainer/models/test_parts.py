@@ -84,7 +84,7 @@ def train_parts(
 
     packed, cp, total, seen = build(mesh, folder, parts, saving), mesh.cp, 0.0, []
     with torch.no_grad():
-        for name, parameter in named_parameters(packed.model):
+        for name, parameter in named_parameters(packed.inner):
             if parts.lora is not None and parameter.requires_grad:
                 part = torch.distributed.tensor.distribute_tensor(
                     sample(name, tuple(parameter.shape)), parameter.device_mesh, parameter.placements
@@ -100,7 +100,7 @@ def train_parts(
         seen.append((len(batch.units), batch.pack_id, counts))
     gradients = {
         name: each.grad.full_tensor() if isinstance(each.grad, DTensor) else each.grad
-        for name, each in named_parameters(packed.model)
+        for name, each in named_parameters(packed.inner)
     }
     return total, gradients, seen
 
@@ -223,7 +223,7 @@ def bytes_read_with_adapters(mesh: Mesh, folder: str) -> tuple[int, int, dict[st
         packed = build(mesh, folder, ADAPTERS, {})
     finally:
         modeling_utils.safe_open = opened
-    model: Any = packed.model.get_base_model()
+    model: Any = packed.inner.get_base_model()
     names, wrong, adapters = base_names(model), [], {}
     with safe_open(f"{folder}/model/model.safetensors", framework="pt") as file:
         for name, parameter in model.named_parameters():

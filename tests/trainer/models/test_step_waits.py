@@ -294,7 +294,7 @@ def test_tiles_that_a_worker_listed_are_those_of_the_step(
     lists or the work differ from what the step would have found.
     """
     plain, listed = first_batch(folder_of), pickle.loads(pickle.dumps(first_batch(folder_of, list_tiles=lister())))
-    work = StepWork.of(packed.model)
+    work = StepWork.of(packed.inner)
     assert work.of_rank(listed) == work.of_rank(plain) > 0
     with torch.no_grad():
         right = packed(plain, ContextParallel()).item()

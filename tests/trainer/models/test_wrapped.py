@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.distributed.mesh import ContextParallel
@@ -22,16 +24,37 @@ def test_what_it_lacks_is_the_models(folder_of: Callable[..., Path], tmp_path: P
     folder = folder_of("qwen3_vl") / "model"
     packed: Any = PackedModel(load_model(folder, dtype=torch.float64))
     assert (packed.device.type, packed.dtype) == ("cpu", torch.float64)
-    assert packed.generation_config is packed.model.generation_config
+    assert packed.generation_config is packed.inner.generation_config
     packed.gradient_checkpointing_enable()
-    assert packed.model.is_gradient_checkpointing
+    assert packed.inner.is_gradient_checkpointing
     packed.save_pretrained(tmp_path)
     again = load_model(tmp_path, dtype=torch.float64).state_dict()
-    assert all(torch.equal(again[name], value) for name, value in packed.model.state_dict().items())
+    assert all(torch.equal(again[name], value) for name, value in packed.inner.state_dict().items())
+    packed.eval()
+    assert not packed.inner.training
+    pack = next(iter(PackedDataset(folder.parent / "dataset")))
+    output = packed(pack, ContextParallel(), return_dict=True)
+    assert torch.equal(output.loss, packed(pack, ContextParallel()))
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         packed.nothing_of_the_kind  # noqa: B018
     with pytest.raises(AttributeError, match="model"):
         PackedModel.__new__(PackedModel).model  # noqa: B018
+
+
+def test_its_state_has_the_names_of_the_model(folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    """Fails when a checkpoint of torch, or an optimiser's in it, puts the wrapper's name before the model's."""
+    model, fresh = (load_model(folder_of("qwen3") / "model", from_scratch=True, seed=seed) for seed in (1, 2))
+    packed, other = PackedModel(model), PackedModel(fresh)
+    optimizer = torch.optim.AdamW(packed.parameters())
+    names = [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in packed.named_parameters()] == names
+    assert packed.state_dict().keys() == model.state_dict().keys() == get_model_state_dict(packed).keys()
+    assert get_optimizer_state_dict(packed, optimizer)["param_groups"][0]["params"] == names
+    dcp.save({"model": packed.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"model": fresh.state_dict()}
+    dcp.load(state, checkpoint_id=tmp_path, no_dist=True)
+    other.load_state_dict(state["model"])
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in fresh.state_dict().items())
 
 
 def test_a_model_with_adapters_is_taken_as_it_is(folder_of: Callable[..., Path]) -> None:

@@ -83,7 +83,7 @@ def export_to(mesh: Mesh, model: str, target: str) -> str:
     packed = PackedModel(load_model(model, from_scratch=True))
     shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
     with pytest.raises(ConfigError) as raised:
-        export_model(packed.model, Path(model), Path(target))
+        export_model(packed.inner, Path(model), Path(target))
     return str(raised.value)
 
 
