@@ -45,7 +45,7 @@ from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models.interface import packed_attention
 
 BLOCKS = (Llama3TransformerBlock.Config, Qwen3TransformerBlock.Config)
-"""Layers that mix tokens by their attention alone, which is one of ``MASKED``."""
+"""Layers that mix tokens by their attention alone, which is one of ``MASKED``. Experts may drop tokens of a batch."""
 
 MASKED = (FlexAttention.Config, ScaledDotProductAttention.Config, VarlenAttention.Config)
 """Attention of whole documents, which that of packs stands in for."""
@@ -336,10 +336,12 @@ class PackTrainer(Trainer):
 def _check(config: PackTrainer.Config) -> None:
     """Checks what would train on other batches, or not at all."""
     parallelism, packs = config.parallelism, _packs_of(config.dataloader)
+    compiled = config.compile.enable and "model" in config.compile.components
     only: tuple[tuple[str, Any, Any, str], ...] = (
         ("training.local_batch_size", config.training.local_batch_size, 1, "a pack is a batch"),
         ("training.seq_len", config.training.seq_len, packs.config.seq_len, "packs have a length of their own"),
         ("training.disable_cuda_graphs", config.training.disable_cuda_graphs, True, "exchanges differ between packs"),
+        ("compile.enable", compiled, False, "blocks compile as one graph, which packs break"),
         ("validator.enable", config.validator.enable, False, "torchtitan's validator reads and cuts texts of its own"),
         ("parallelism.pipeline_parallel_degree", parallelism.pipeline_parallel_degree, 1, "stages would need the mask"),
         ("parallelism.spmd_backend", parallelism.spmd_backend, "spmd_types", "attention takes plain tensors"),
@@ -379,12 +381,12 @@ def _take_attention(model: Any) -> tuple[int, int]:
     for number, layer in enumerate(model.layers):
         attention = layer.attention
         inner = getattr(attention, "inner_attention", None)
-        parts = ((layer, BLOCKS), (attention, (GQAttention.Config,)), (inner, MASKED))
+        parts = ((layer, BLOCKS), (layer.moe, (type(None),)), (attention, (GQAttention.Config,)), (inner, MASKED))
         unknown = [part for part, known in parts if type(part) not in known]
         if unknown or getattr(inner, "window_size", (-1, 0)) != (-1, 0):
             raise ConfigError(
-                f"layer {number} has {_name([*unknown, inner][0])}, which packs are not known to follow: take llama3 "
-                "or qwen3 of torchtitan, with attention over whole documents"
+                f"layer {number} has {_name([*unknown, inner][0])}, which packs are not known to follow: take a dense "
+                "llama3 or qwen3 of torchtitan, with attention over whole documents"
             )
         attention.inner_attention = PackedAttention.Config()
     return attention.n_heads, attention.n_kv_heads or attention.n_heads

@@ -10,7 +10,7 @@ import os
 import re
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +45,7 @@ class Case:
     of_step: int = 1
     sizes: tuple[int, ...] = (1, 2)
     first: int = 0
+    family: str = "qwen3"
 
 
 PARALLEL = "config.parallelism.context_parallel_degree = 1\nconfig.parallelism.{} = 2"
@@ -55,6 +56,7 @@ CASES = {
     # what two ranks have saved, also on one
     "resumed": Case(more="config.checkpoint.load_step = 2\nconfig.dump_folder = saved", first=2),
     "gather": Case(attention="gather", more=PLAIN_LOSS),
+    "llama": Case(attention="gather", family="llama"),
     "heads": Case(attention="ulysses", more=ULYSSES),
     "accumulated": Case(more="config.training.global_batch_size = 2", of_step=2, sizes=(1,)),
     "two packs": Case(more=PARALLEL.format("data_parallel_shard_degree"), of_step=2, sizes=(2,)),
@@ -64,6 +66,10 @@ REFUSED = {
     "training.local_batch_size is 2": "config.training.local_batch_size = 2",
     "training.seq_len is 512, and packs have a length of their own: set it to 1024": "config.training.seq_len = 512",
     "training.disable_cuda_graphs is False": "config.training.disable_cuda_graphs = False",
+    "compile.enable is True": "config.compile.enable = True",
+    "layer 0 has MoE": (
+        "from torchtitan.models.qwen3 import model_registry\nconfig.model_spec = model_registry('debugmodel_moe')"
+    ),
     "validator.enable is True": "config.validator.enable = True",
     "parallelism.spmd_backend is partial_dtensor": "config.parallelism.spmd_backend = 'partial_dtensor'",
     "dataloader.ring_degree is 4, while this rank of": "config.dataloader.ring_degree = 4",
@@ -102,6 +108,23 @@ def run_refused(rank: int, folder: str, out: str, size: int, port: int) -> dict[
     return found
 
 
+def run_places(rank: int, folder: str, out: str, size: int, port: int) -> list[tuple[int, ...]]:
+    """This rank's place in a pack of four, and in one of two beside tensor parallelism."""
+    _join(rank, size, port, folder)
+    from torchtitan.distributed import ParallelDims
+
+    from preshard.torchtitan import context_parallel
+
+    torch.distributed.init_process_group("gloo")
+    rest = {"dp_replicate": 1, "dp_shard": 1, "pp": 1, "ep": 1, "world_size": size}
+    found = [
+        context_parallel(ParallelDims(cp=4, tp=1, **rest), ulysses_degree=2),
+        context_parallel(ParallelDims(cp=2, tp=2, **rest)),
+    ]
+    members = [torch.distributed.get_process_group_ranks(cp.cp_group) for cp in found if cp.cp_group is not None]
+    return [(cp.ring_degree, cp.ulysses_degree, cp.cp_rank, *ranks) for cp, ranks in zip(found, members, strict=True)]
+
+
 def _join(rank: int, size: int, port: int, folder: str) -> None:
     """Before torchtitan is imported for the first time: this rank's place, and what the CPU lacks."""
     os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
@@ -117,7 +140,7 @@ def _code(case: Case, size: int, folder: str, run: str) -> str:
         "config.checkpoint.enable, config.checkpoint.interval = True, 2\n"
         "config.checkpoint.initial_load_path = config.hf_assets_path\nconfig.checkpoint.initial_load_in_hf = True\n"
     )
-    code = PROGRAM
+    code = PROGRAM if case.family == "qwen3" else PROGRAM.replace("qwen3", "llama3")
     for old, new in (
         ("my/", f"{folder}/"),
         ("degree = 8", f"degree = {size}"),
@@ -166,65 +189,76 @@ def _take_cpus_for_devices() -> None:
 
 def _take_sizes(config: dict[str, Any]) -> None:
     """Gives torchtitan's debug model the sizes of a Hugging Face one."""
-    from torchtitan.models import qwen3
+    from torchtitan.models import llama3, qwen3
 
-    dim, head_dim, heads = config["hidden_size"], config["head_dim"], config["num_attention_heads"]
+    dim, head_dim = config["hidden_size"], config["head_dim"]
+    theta = config["rope_parameters"]["rope_theta"]
+    layers = {
+        "n_layers": config["num_hidden_layers"],
+        "dim": dim,
+        "n_heads": config["num_attention_heads"],
+        "n_kv_heads": config["num_key_value_heads"],
+        "hidden_dim": config["intermediate_size"],
+    }
 
-    def sized(attn_backend: str) -> Any:
+    def sized(attn_backend: str, **_: Any) -> Any:
         model = full(attn_backend)
-        model.dim, model.vocab_size, model.norm = dim, config["vocab_size"], qwen3._qwen3_norm(dim)
+        model.dim, model.vocab_size, model.norm = dim, config["vocab_size"], replace(model.norm, normalized_shape=dim)
         model.enable_weight_tying = config["tie_word_embeddings"]
         model.tok_embeddings.num_embeddings = model.lm_head.out_features = config["vocab_size"]
         model.tok_embeddings.embedding_dim = model.lm_head.in_features = dim
-        model.tok_embeddings.param_init = model.lm_head.param_init
-        model.layers = qwen3._build_qwen3_layers(
-            n_layers=config["num_hidden_layers"],
-            dim=dim,
-            n_heads=heads,
-            n_kv_heads=config["num_key_value_heads"],
-            head_dim=head_dim,
-            hidden_dim=config["intermediate_size"],
-            attn_backend=attn_backend,
-            rope=qwen3.CosSinRoPE.Config(dim=head_dim, max_seq_len=4096, theta=config["rope_parameters"]["rope_theta"]),
-        )
+        if config["model_type"] == "llama":
+            rope: Any = llama3.ComplexRoPE.Config(dim=head_dim, max_seq_len=4096, theta=theta)
+            model.layers = llama3._build_llama3_layers(**layers, attn_backend=attn_backend, rope=rope)
+        else:
+            rope = qwen3.CosSinRoPE.Config(dim=head_dim, max_seq_len=4096, theta=theta)
+            model.layers = qwen3._build_qwen3_layers(**layers, head_dim=head_dim, attn_backend=attn_backend, rope=rope)
         return model
 
-    full = qwen3.qwen3_configs["debugmodel"]
-    qwen3.qwen3_configs["debugmodel"] = sized
+    configs = llama3.llama3_configs if config["model_type"] == "llama" else qwen3.qwen3_configs
+    full, configs["debugmodel"] = configs["debugmodel"], sized
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
-    """A Hugging Face model, and packs of turns that count a fraction each."""
-    from packed_models import SETTINGS, VOCABULARY
+def folder_of(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Callable[[str], Path]:
+    """``folder_of(family)``: a Hugging Face model, and packs of turns that count a fraction each."""
+    from packed_models import SETTINGS, TEXT_MODELS, VOCABULARY
 
     from preshard.trainer.models import load_model
 
-    folder = tmp_path_factory.mktemp("titan")
-    write_model_folder(folder / "model", "qwen3", vocabulary=VOCABULARY)
-    rows = []
-    for number in range(9):
-        question = {"role": "user", "content": f"{number}: what is this? " * (3 + 2 * number)}
-        answer = {"role": "assistant", "content": "It is noise. " * (9 + 5 * number), "weight": 0.3 + 0.17 * number}
-        rows.append({"id": f"row-{number}", "messages": [question, answer]})
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
-    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
-    load_model(folder / "model", from_scratch=True, seed=1).save_pretrained(folder / "model")
-    return folder
+    @cache
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        # torchtitan's own number in the norms of its llama
+        changed = TEXT_MODELS[family] | ({"rms_norm_eps": 1e-5} if family == "llama" else {})
+        write_model_folder(folder / "model", "qwen3", vocabulary=VOCABULARY, files={"config.json": changed})
+        rows = []
+        for number in range(9):
+            asked = {"role": "user", "content": f"{number}: what is this? " * (3 + 2 * number)}
+            said = {"role": "assistant", "content": "It is noise. " * (9 + 5 * number), "weight": 0.3 + 0.17 * number}
+            rows.append({"id": f"row-{number}", "messages": [asked, said]})
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
+        pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
+        load_model(folder / "model", from_scratch=True, seed=1).save_pretrained(folder / "model")
+        return folder
+
+    return make
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path, gloo_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
-    """``run(function, *args, size=)``: what each rank of a world of its own answers; each call is made once."""
+def run(
+    folder_of: Callable[[str], Path], gloo_pool: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., list[Any]]:
+    """``run(function, *args, size=, family=)``: what each rank of a world of its own answers; each is made once."""
     from free_ports import free_ports
 
     out = str(tmp_path_factory.mktemp("runs"))
 
     @cache
-    def once(function: Callable[..., Any], *args: Any, size: int) -> list[Any]:
+    def once(function: Callable[..., Any], *args: Any, size: int, family: str = "qwen3") -> list[Any]:
         [port] = free_ports(1)
-        return list(gloo_pool.run_apart(function, *args, str(folder), out, size, port, size=size))
+        return list(gloo_pool.run_apart(function, *args, str(folder_of(family)), out, size, port, size=size))
 
     return once
 
@@ -256,13 +290,14 @@ def plain_loop(folder: Path, of_step: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name, case in CASES.items() for size in case.sizes])
 def test_the_program_gives_what_a_plain_loop_gives(
-    run: Callable[..., list[Any]], folder: Path, name: str, size: int
+    run: Callable[..., list[Any]], folder_of: Callable[[str], Path], name: str, size: int
 ) -> None:
     """Fails when a step takes other packs, its loss or gradient is scaled, or a run that resumes reads other packs."""
     if name == "resumed":
         run(run_case, "ring", size=2)
-    right = plain_loop(folder, CASES[name].of_step)[CASES[name].first :]
-    for logged in run(run_case, name, size=size):
+    case = CASES[name]
+    right = plain_loop(folder_of(case.family), case.of_step)[case.first :]
+    for logged in run(run_case, name, size=size, family=case.family):
         assert [loss for loss, *_ in logged] == pytest.approx([loss for loss, _ in right], rel=1e-6)
         assert [norm for *_, norm in logged] == pytest.approx([norm for _, norm in right], rel=1e-3)
 
@@ -273,3 +308,10 @@ def test_what_would_train_otherwise_is_refused(run: Callable[..., list[Any]], si
     for said in run(run_refused, size=size):
         assert said.keys() == REFUSED.keys()
         assert all(message.startswith(begin) for begin, message in said.items())
+
+
+def test_the_ranks_of_a_pack_are_those_of_the_mesh(run: Callable[..., list[Any]]) -> None:
+    """Fails when ranks of a pack are joined or numbered otherwise than torchtitan's mesh has them."""
+    places = run(run_places, size=4)
+    assert [place for place, _ in places] == [(2, 2, rank, 0, 1, 2, 3) for rank in range(4)]
+    assert [place for _, place in places] == [(2, 1, rank // 2, rank % 2, rank % 2 + 2) for rank in range(4)]
