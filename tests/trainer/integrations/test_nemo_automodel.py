@@ -111,7 +111,7 @@ def test_the_sharder_takes_the_layouts_of_packs(
         assert found["mine"]
         assert found["whole"]
         assert found["resolved"] == (size > 1)  # without context parallelism AutoModel asks no model
-        assert found["split"].startswith("layout contiguous/4 has ring_degree 4; the mesh has")
+        assert found["split"].startswith("layout contiguous.ring4 has ring_degree 4; the mesh has")
         assert "does not match the batch this sharder last sharded" in found["cut"]
     gradient = sum(found["gradient"] for found in ranks)
     assert torch.equal(gradient, torch.arange(len(gradient), dtype=torch.float64) * size)
