@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -238,6 +239,12 @@ class PackConfig(_Section):
     keep_columns: KeptColumns = Field(
         (), description="Columns that documents keep, by type: `{quality: float, licence: string, n: int, ok: bool}`."
     )
+    where: str | None = Field(
+        None,
+        min_length=1,
+        max_length=10_000,
+        description="Rows that are packed: a DuckDB expression over their columns, such as `quality > 0.5`.",
+    )
     turns: Literal["whole", "last", "each"] = Field(
         "whole",
         description="Which turns of an assistant are learnt: all as the whole conversation shows them, the last alone, "
@@ -274,6 +281,10 @@ class PackConfig(_Section):
     def columns_read(self) -> frozenset[str]:
         """Columns of rows that are read whatever the form."""
         return frozenset(name for name, _ in (*self.token_columns, *self.keep_columns))
+
+    def asks_for(self, column: str) -> bool:
+        """Whether ``where`` may name a column."""
+        return self.where is not None and column.lower() in words_of(self.where)
 
     @model_validator(mode="after")
     def _model_decides(self) -> PackConfig:
@@ -325,6 +336,12 @@ class PackConfig(_Section):
                 f"nearest that do: {nearest_multiples(self.seq_len, step)}"
             )
         return self
+
+
+def words_of(expression: str) -> frozenset[str]:
+    """Everything in an expression that may be the name of a column, in lower case."""
+    plain, quoted = re.findall(r"[^\W\d]\w*", expression), re.findall(r'"([^"]+)"', expression)
+    return frozenset(name.lower() for name in (*plain, *quoted))
 
 
 _VISION_KEYS = tuple(VisionConfig.model_fields)

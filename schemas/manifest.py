@@ -196,6 +196,7 @@ class ManifestHead(_Record):
 
     ``unused_columns`` counts the source files that have a column that nothing reads, by the column's name, and
     ``unread_files`` the files in the source's folders that are no source, by a pattern of their names.
+    ``filtered`` counts the rows of the source that ``where`` left out, by source; they are in none of the ``counts``.
     ``carried`` are the files of the folder ``model``.
     """
 
@@ -208,6 +209,7 @@ class ManifestHead(_Record):
     sources: list[str]
     unused_columns: dict[str, Natural]
     unread_files: dict[str, Natural]
+    filtered: dict[str, Natural]
     counts: Counts
     tables: list[TableEntry]
     carried: list[CarriedFile]

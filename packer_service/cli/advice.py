@@ -64,7 +64,7 @@ def advise(
 @config_options
 def suggest(
     sources: tuple[str, ...], model: str, gpus: int, gpu: str, assumed: tuple[str, ...], rows: int, out: Path | None,
-    form: str | None, ignore: tuple[str, ...], media_root: str | None, allow_media: tuple[str, ...],
+    form: str | None, ignore: tuple[str, ...], where: str | None, media_root: str | None, allow_media: tuple[str, ...],
     config_file: Path | None, settings: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Propose a configuration file for SOURCE from a sample of its rows, with what each choice would give.
@@ -76,7 +76,7 @@ def suggest(
     from preshard.packer_service.report.advice.question import make_question
 
     question = make_question({**_values(assumed), "gpus": gpus, "gpu": gpu})
-    words = [*with_source_options(settings, form, ignore), f"model={json.dumps(model)}"]
+    words = [*with_source_options(settings, form, ignore, where), f"model={json.dumps(model)}"]
     config = load_config(config_file, words)
     progress = ConsoleProgress()
     try:

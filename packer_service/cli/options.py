@@ -30,6 +30,8 @@ def source_options(command: Any) -> Any:
     """What is read of a source, and as what."""
     text = "Form of the rows instead of the one that their columns show: its name, or package.module:function."
     command = click.option("--form", metavar="FORM", help=text)(command)
+    text = "Packs the rows for which a DuckDB expression over their columns is true, such as 'quality > 0.5'."
+    command = click.option("--where", metavar="EXPRESSION", help=text)(command)
     text = "A path or URI that rows may reach besides the folders of SOURCE; repeatable."
     command = click.option("--allow-media", multiple=True, metavar="PREFIX", help=text)(command)
     text = "Folder that relative media paths of rows are relative to, instead of the folder of the row's file."
@@ -38,9 +40,11 @@ def source_options(command: Any) -> Any:
     return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(command)
 
 
-def with_source_options(settings: tuple[str, ...], form: str | None, ignore: tuple[str, ...]) -> list[str]:
+def with_source_options(
+    settings: tuple[str, ...], form: str | None, ignore: tuple[str, ...], where: str | None
+) -> list[str]:
     """The settings with those of the options that are keys of the configuration as well. YAML reads JSON."""
-    own = [f"form={json.dumps(form)}"] if form is not None else []
+    own = [f"{name}={json.dumps(value)}" for name, value in (("form", form), ("where", where)) if value is not None]
     return [*settings, *own, *([f"ignore={json.dumps(ignore)}"] if ignore else [])]
 
 

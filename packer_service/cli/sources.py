@@ -55,6 +55,7 @@ def pack(
     max_rejects: float,
     form: str | None,
     ignore: tuple[str, ...],
+    where: str | None,
     media_root: str | None,
     allow_media: tuple[str, ...],
     config_file: Path | None,
@@ -67,7 +68,7 @@ def pack(
 
     Exit status 3: the dataset is whole, and more than --max-rejects of the rows were rejected.
     """
-    config = _configured(sources, config_file, with_source_options(settings, form, ignore))
+    config = _configured(sources, config_file, with_source_options(settings, form, ignore, where))
     media = allowed_media(media_root, allow_media)
     found = _looked_at(sources, config, media)
     # What is wrong with the sources is said before this is imported, which takes seconds.
@@ -104,6 +105,7 @@ def plan(
     sources: tuple[str, ...],
     form: str | None,
     ignore: tuple[str, ...],
+    where: str | None,
     media_root: str | None,
     allow_media: tuple[str, ...],
     lengths: Path | None,
@@ -117,7 +119,7 @@ def plan(
     num_cpus: int | None,
 ) -> None:
     """Measure and plan without writing a dataset: what would packing SOURCE give?"""
-    config = _configured(sources, config_file, with_source_options(settings, form, ignore))
+    config = _configured(sources, config_file, with_source_options(settings, form, ignore, where))
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
     from preshard.packer_service.api.pack import require_documents
@@ -131,6 +133,8 @@ def plan(
     media = allowed_media(media_root, allow_media)
     found = _looked_at(sources, config, media) if sources else None
     if lengths is not None:
+        if config.where is not None:
+            raise ConfigError("where is asked of rows of SOURCE; filter the table of --lengths itself")
         with ExitStack() as stack:
             progress = ConsoleProgress()
             stack.callback(progress.close)
@@ -156,6 +160,7 @@ def show(
     sources: tuple[str, ...],
     form: str | None,
     ignore: tuple[str, ...],
+    where: str | None,
     media_root: str | None,
     allow_media: tuple[str, ...],
     row: str | None,
@@ -171,7 +176,7 @@ def show(
 
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
-    config = load_config(config_file, with_source_options(settings, form, ignore))
+    config = load_config(config_file, with_source_options(settings, form, ignore, where))
     document = show_document(sources, config, row=row, doc_id=doc_id, media=allowed_media(media_root, allow_media))
     if as_json:
         say(json.dumps(document.model_dump(mode="json")))
@@ -229,7 +234,10 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     from preshard.schemas.config import stored_config
 
     counts = manifest.counts
-    lines = [*unread_lines(manifest.unused_columns, manifest.unread_files), *numbered_lines(counts.numbered)]
+    lines = [
+        *unread_lines(manifest.unused_columns, manifest.unread_files, manifest.filtered),
+        *numbered_lines(counts.numbered),
+    ]
     if counts.packs:
         say(f"fill {counts.tokens / (counts.tokens + counts.padding_tokens):.2%}")
     if (limit := dataset_limit(Folder(out))) is not None:

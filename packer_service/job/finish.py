@@ -153,6 +153,7 @@ def finish(
         sources=[file.label for file in planned.files],
         unused_columns=planned.unused_columns,
         unread_files=unread,
+        filtered=dict(planned.filtered),
         counts=counts,
         tables=tables,
         carried=carried,

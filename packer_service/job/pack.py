@@ -22,6 +22,7 @@ from preshard.packer_service.job.finish import Finished, finish, write_carried
 from preshard.packer_service.job.job_record import job_record
 from preshard.packer_service.job.ownership import claimed, finished_before, now
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
+from preshard.packer_service.job.planning.where import check_where
 from preshard.packer_service.job.resume import FEW_BYTES
 from preshard.packer_service.job.stages import PackingJob, plan, with_copies, write_missing
 from preshard.packer_service.report.console import mixture_lines
@@ -90,6 +91,7 @@ def pack(
     require_answer("--out", out)
     found = found or list_sources(sources, config, media)
     target = packed_target(config, found.files)
+    check_where(config, found.files)
     fragments = list_fragments(found.files)
     folder, record = Folder(out), job_record(config, target, fragments, media)
     manifest = finished_before(folder, record)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, overload
@@ -157,6 +157,7 @@ class Planned:
         thinned: documents whose videos have fewer frames than were asked for.
         mixture: what became of each source.
         measure_seconds: time that all tasks of measuring took, those of earlier runs included.
+        filtered: rows that ``where`` leaves out, by source.
     """
 
     folder: Folder
@@ -167,6 +168,7 @@ class Planned:
     thinned: Thinned
     mixture: Mixture
     measure_seconds: float
+    filtered: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def n_rows(self) -> int:

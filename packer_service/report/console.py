@@ -72,7 +72,7 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.straggler_ratio.items())
     say(f"straggler ratio by data-parallel size: {stragglers or 'none, for want of packs'}")
     if isinstance(report, DatasetReport):
-        for line in unread_lines(report.unused_columns, report.unread_files):
+        for line in unread_lines(report.unused_columns, report.unread_files, report.filtered):
             say(line)
         say(_cost(report))
         for warning in report.warnings:
@@ -147,9 +147,10 @@ def _allowance(rejected: int, rows: int) -> float:
     return -(-100 * rejected // rows) / 100
 
 
-def unread_lines(columns: Mapping[str, int], files: Mapping[str, int]) -> list[str]:
-    """What of the source nothing read: columns of its rows, and files in its folders; nothing if all was read."""
-    lines = [f"columns that nothing read, by number of files: {_most(columns)}"] if columns else []
+def unread_lines(columns: Mapping[str, int], files: Mapping[str, int], filtered: Mapping[str, int]) -> list[str]:
+    """What of the source nothing read: rows that ``where`` left out, columns of rows, and files in its folders."""
+    lines = [f"rows that where left out, by source: {_most(filtered)}"] if filtered else []
+    lines += [f"columns that nothing read, by number of files: {_most(columns)}"] if columns else []
     return [*lines, f"skipped files (not a source): {_most(files)}"] if files else lines
 
 

@@ -95,6 +95,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         numbered=counts.numbered,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
+        filtered=manifest.filtered,
         warnings=warnings_of(manifest, config, written_of(run, "thinned", Thinned)),
         shards=-(-counts.packs // config.packs_per_shard),
         n_images=counts.images,

@@ -75,6 +75,7 @@ def write_dataset(
         sources=["clips.jsonl"],
         unused_columns={},
         unread_files={},
+        filtered={},
         counts=Counts(**{name: 0 for name in Counts.model_fields if name != "packs"}, packs=packs),
         tables=[TableEntry(name="packs.parquet", bytes=size, sha256=digest, rows=packs)],
         carried=[],

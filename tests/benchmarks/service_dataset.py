@@ -212,6 +212,7 @@ def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackCon
         sources=["lengths"],
         unused_columns={},
         unread_files={},
+        filtered={},
         counts=counts,
         tables=tables,
         carried=[],

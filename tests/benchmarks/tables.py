@@ -148,6 +148,7 @@ def write_dataset(folder: Path, packs: int, each: int) -> None:
         sources=["rows.jsonl"],
         unused_columns={},
         unread_files={},
+        filtered={},
         counts=Counts(**counts),
         tables=tables,
         carried=[],

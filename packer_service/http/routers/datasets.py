@@ -47,6 +47,7 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         block_size=config.block_size,
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
+        filtered=manifest.filtered,
         warnings=warnings_of(manifest, config, thinned),
         shards=len(dataset.shards),
         bytes=dataset.shard_bytes,

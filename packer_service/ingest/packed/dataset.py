@@ -27,7 +27,7 @@ from preshard.schemas.files.checksum import check_member
 from preshard.schemas.files.filesystem import join, locate
 from preshard.schemas.header import read_member, stored_checksum
 from preshard.schemas.manifest import SHARDS, ManifestHead, TableEntry
-from preshard.schemas.tables import DOCUMENTS, PACKS
+from preshard.schemas.tables import DOCUMENTS, PACKS, documents_schema
 
 CACHED_TOKENS = 2**22
 """Most tokens of the packs whose arrays a process keeps: at some 40 bytes per token, 160 MiB. Documents that share a
@@ -150,6 +150,14 @@ class PackedDatasetSource:
     @cached_property
     def _documents(self) -> StoredTable:
         return self._table("documents.parquet", _ROWS)
+
+    def documents_of(self, first_pack: int, end_pack: int) -> pa.Table:
+        """All columns of ``documents.parquet`` of some packs."""
+        return self._whole_documents.rows_of(first_pack, end_pack)
+
+    @cached_property
+    def _whole_documents(self) -> StoredTable:
+        return self._table("documents.parquet", documents_schema(self.config.keep_columns).names)
 
     def rows(self, first_pack: int, end_pack: int) -> list[SourceRow]:
         """The rows of ``documents.parquet`` of some packs, numbered from 0."""

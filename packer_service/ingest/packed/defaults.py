@@ -18,6 +18,10 @@ FILES = ("tokenizer", "model", "chat_template")
 """Keys that name files: what these hold must be the same, not where they lie."""
 
 
+OF_THIS_COMMAND = ("where",)
+"""Keys that choose documents for one dataset: they are done with, and name columns of other tables."""
+
+
 def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """The values that were given, over those that the datasets among the sources were packed with.
 
@@ -35,7 +39,7 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
     first_source, first = manifests[0]
     for source, other in manifests[1:]:
         for section, whole in first.config.items():
-            if section in given or section in FILES:
+            if section in given or section in FILES or section in OF_THIS_COMMAND:
                 continue
             for key, value, others in leaves(section, whole, other.config.get(section)):
                 if value != others:
@@ -85,7 +89,7 @@ def _refuse_files(source: str, stored: Mapping[str, Any], given: Mapping[str, An
 
 def _merged(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Sections key by key; any other value, a mixture for one, as a whole."""
-    merged = dict(stored)
+    merged = {key: value for key, value in stored.items() if key not in OF_THIS_COMMAND}
     for key, value in given.items():
         field = PackConfig.model_fields.get(key)
         is_section = field is not None and isinstance(field.default, BaseModel) and key in stored

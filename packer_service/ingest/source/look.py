@@ -83,7 +83,7 @@ def look_at(file: SourceFile, config: PackConfig) -> Look | None:
     form = form or MESSAGES  # no row of it can be read, and each is a reject
     if reason := overlooked(columns, form, config.columns_read):
         raise ConfigError(f"SOURCE {file.label}: {reason}")
-    left = [name for name in columns if not form.reads(name, columns) and name not in config.columns_read]
+    left = [name for name in columns if not form.reads(name, columns) and not _is_named(name, config)]
     ready = replace(
         file,
         kind=kind,
@@ -96,15 +96,20 @@ def look_at(file: SourceFile, config: PackConfig) -> Look | None:
 
 
 def _read_columns(form: Form, columns: Columns, config: PackConfig) -> tuple[str, ...]:
-    read = [name for name in columns if form.reads(name, columns) or name in config.columns_read]
+    read = [name for name in columns if form.reads(name, columns) or _is_named(name, config)]
     return tuple(read if form.more is None else sorted(read))
+
+
+def _is_named(column: str, config: PackConfig) -> bool:
+    """Whether the configuration reads a column, whatever the form."""
+    return column in config.columns_read or config.asks_for(column)
 
 
 def doubt_of(file: SourceFile, config: PackConfig) -> str | None:
     """Says so if each of a file's first rows would be rejected, whatever their images and videos hold."""
     reasons = []
     try:
-        for row in _first_rows(file, TRIED):
+        for row in first_rows(file, TRIED):
             try:
                 if not isinstance(row, DocumentError):
                     parse_row(row, file.form, config)
@@ -136,7 +141,7 @@ def _columns_of(file: SourceFile) -> tuple[str, Columns] | None:
         return None if kind is None else (kind, _of_rows(_scanned(opened, file, kind, ROWS)))
 
 
-def _first_rows(file: SourceFile, most: int) -> list[Any]:
+def first_rows(file: SourceFile, most: int) -> list[Any]:
     """A few rows of a file, each as its container gives it; none of a table whose rows cannot be read alone.
 
     Raises:

@@ -112,7 +112,11 @@ def _weighed(document: Document, value: Any) -> Document:
 def unused_columns(row: dict[str, Any], form: Form, config: PackConfig) -> list[str]:
     """The fields of a row that its form does not read, nor the configuration names."""
     columns = {name: kind_of_value(value) for name, value in row.items()}
-    return [name for name in row if not form.reads(name, columns) and name not in config.columns_read]
+    return [
+        name
+        for name in row
+        if not form.reads(name, columns) and name not in config.columns_read and not config.asks_for(name)
+    ]
 
 
 def _check_identity(row: dict[str, Any]) -> None:

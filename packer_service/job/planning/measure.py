@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from preshard.packer_service.ingest.source.file import DATASET, Fragment, RowRef
 from preshard.packer_service.ingest.source.files import read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
 from preshard.packer_service.ingest.source.rows import parse_row, row_identity, unused_columns
+from preshard.packer_service.job.planning.where import filtered_documents, filtered_rows
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.packs.figures import UnitTotals
 from preshard.packer_service.packs.rendered import RenderedDocument
@@ -74,26 +76,35 @@ numbered."""
 
 
 class Measured(NamedTuple):
-    """A fragment's table, its lines (blank ones included), and the fields of its rows that nothing reads."""
+    """A fragment's table, its lines (blank ones included), the fields of its rows that nothing reads, and how many rows
+    of each source ``where`` leaves out.
+    """
 
     table: pa.Table
     n_lines: int
     unused: list[str]
+    filtered: Mapping[str, int] = MappingProxyType({})
 
 
 def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:
     """Tokenises and probes every row of a fragment; no pixel is decoded. Of a dataset nothing is even tokenised."""
-    measured = list[dict[str, Any]]()
+    measured, filtered = list[dict[str, Any]](), Counter[str]()
     if fragment.file.kind == DATASET:
-        stored = open_dataset(fragment.file).rows(fragment.start, fragment.end)
+        source = open_dataset(fragment.file)
+        stored = source.rows(fragment.start, fragment.end)
+        kept = filtered_documents(source.documents_of(fragment.start, fragment.end), config) if config.where else None
         for row in _load_ahead(stored, fragment):
-            measured += _measure_row(row, fragment, config)
-        return Measured(pa.Table.from_pylist(measured, schema=MEASURED), len(stored), [])
+            if kept is None or kept[row.number]:
+                measured += _measure_row(row, fragment, config)
+            else:
+                filtered[row.source] += 1
+        return Measured(pa.Table.from_pylist(measured, schema=MEASURED), len(stored), [], filtered)
     read, unused = read_fragment(fragment), set[str]()
-    for row in _read_ahead(read.rows, fragment.file, config, unused):
+    rows = filtered_rows(read.rows, fragment.file, config, filtered)
+    for row in _read_ahead(rows, fragment.file, config, unused):
         measured += _measure_row(row, fragment, config)
     names = sorted({_plain(name) for name in unused - set(config.ignore_columns)})
-    return Measured(pa.Table.from_pylist(measured, schema=MEASURED), read.n_lines, names[:MAX_UNUSED])
+    return Measured(pa.Table.from_pylist(measured, schema=MEASURED), read.n_lines, names[:MAX_UNUSED], filtered)
 
 
 def _plain(name: str) -> str:

@@ -89,7 +89,8 @@ def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) 
 
 def keep_measured(work: Folder, index: int, found: Measured, seconds: float) -> MeasuredCounts:
     """Writes what measuring a fragment gave."""
-    facts = {"unused": json.dumps(found.unused), "seconds": f"{seconds:.3f}"}
+    facts = {"unused": json.dumps(found.unused), "filtered": json.dumps(dict(found.filtered))}
+    facts |= {"seconds": f"{seconds:.3f}"}
     rejects = count_by_code(found.table)
     kept = KeptFragment(index, found.n_lines, len(found.table), rejects.get("unreachable_media", 0))
     work.write(kept.name, encode_table(found.table.replace_schema_metadata(facts)))
@@ -142,8 +143,8 @@ def read_measured(work: Folder, kept: KeptFragment) -> MeasuredFragment:
     try:
         table = pq.read_table(io.BytesIO(work.read(kept.name)))
         facts = table.schema.metadata
-        unused = json.loads(facts[b"unused"])
-        found = Measured(table.replace_schema_metadata(None), kept.n_lines, unused)
+        unused, filtered = (json.loads(facts[name]) for name in (b"unused", b"filtered"))
+        found = Measured(table.replace_schema_metadata(None), kept.n_lines, unused, filtered)
         return MeasuredFragment(measured=found, seconds=float(facts[b"seconds"]))
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise damaged(work, kept.name, error) from None

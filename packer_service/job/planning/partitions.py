@@ -74,6 +74,7 @@ class PlanFacts(BaseModel):
     unused_columns: dict[str, int]
     thinned: Thinned
     measure_seconds: float
+    filtered: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,11 +142,12 @@ class PartitionPlanner:
             ConfigError: the mixture names a source that no row has.
         """
         runs, by_source, columns = self._runs(), Counter[str](), UnusedColumns(unused)
-        n_rejected, thinned, thinned_to, seconds = 0, 0, 0.0, 0.0
+        n_rejected, thinned, thinned_to, seconds, filtered = 0, 0, 0.0, 0.0, Counter[str]()
         for name in runs:
             run = read_run_facts(self.work / RUNS, name)
             by_source.update(run.by_source)
             columns.add(run)
+            filtered.update(run.filtered)
             n_rejected += run.n_rejected
             thinned, thinned_to = thinned + run.thinned, max(thinned_to, run.thinned_to)
             seconds += run.seconds
@@ -168,6 +170,7 @@ class PartitionPlanner:
             unused_columns=columns.most(),
             thinned=Thinned(documents=thinned, seconds=thinned_to),
             measure_seconds=round(seconds, 3),
+            filtered=dict(sorted(filtered.items())),
         )
         self.folder.write(PLAN_FILE, encode_json(plan))
         for folder in (RUNS, MEASURED_FOLDER):
@@ -198,6 +201,7 @@ class PartitionPlanner:
             thinned=facts.thinned,
             mixture=mixture_figures(totals, self.config, facts.sources),
             measure_seconds=facts.measure_seconds,
+            filtered=facts.filtered,
         )
 
     def _run(

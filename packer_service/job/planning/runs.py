@@ -65,6 +65,7 @@ class RunFacts(BaseModel):
         thinned: documents with a video that ``video.max_frames`` thins.
         thinned_to: the largest time between two frames of theirs, in seconds.
         seconds: time that measuring took.
+        filtered: rows that ``where`` leaves out, by source.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,6 +77,7 @@ class RunFacts(BaseModel):
     thinned: int
     thinned_to: float
     seconds: float
+    filtered: dict[str, int] = {}
 
 
 class RunPart(NamedTuple):
@@ -113,7 +115,7 @@ def merge_fragments(parts: Sequence[RunPart], work: str) -> TaskCounts:
     def located() -> Iterator[pa.Table]:
         for part in parts:
             found = read_measured(folder, part.kept)
-            counts.add_fragment(part.file, found.measured.unused, found.seconds)
+            counts.add_fragment(part.file, found.measured.unused, found.seconds, found.measured.filtered)
             yield locate(found.measured.table, part)
 
     name = run_name(parts[0].kept.number, parts[-1].kept.number + 1)
@@ -221,9 +223,11 @@ class _RunCounts:
         self._documents = self._rejected = self._thinned = 0
         self._thinned_to = self._seconds = 0.0
         self._by_source, self._unused = Counter[str](), dict[int, set[str]]()
+        self._filtered = Counter[str]()
 
-    def add_fragment(self, file: int, unused: Sequence[str], seconds: float) -> None:
+    def add_fragment(self, file: int, unused: Sequence[str], seconds: float, filtered: Mapping[str, int]) -> None:
         self._unused.setdefault(file, set()).update(unused)
+        self._filtered.update(filtered)
         self._seconds += seconds
 
     def add_rows(self, table: pa.Table) -> None:
@@ -248,4 +252,5 @@ class _RunCounts:
             thinned=self._thinned,
             thinned_to=self._thinned_to,
             seconds=round(self._seconds, 3),
+            filtered=dict(sorted(self._filtered.items())),
         )

@@ -17,6 +17,7 @@ from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.packer_service.job.planning.measured import KeptFragment, keep_measured
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
+from preshard.packer_service.job.planning.where import check_where
 from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.job.preview.lengths import planned_report
 from preshard.packer_service.job.writing.read import ShardDocument, read_document, read_shard
@@ -64,6 +65,7 @@ def plan_sources(
     for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
         require_answer(what, location)
     listed = found or list_sources(sources, config, media)
+    check_where(config, listed.files)
     target = packed_target(config, listed.files)  # so that wrong files are reported before any task starts
     for note in (*listed.notes(), *dataset_notes(listed.files)):
         progress.note(note)

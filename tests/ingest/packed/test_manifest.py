@@ -31,6 +31,7 @@ def write_manifest(folder: Path, n_shards: int) -> str:
         sources=[],
         unused_columns={},
         unread_files={},
+        filtered={},
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
         tables=[],
         carried=[],

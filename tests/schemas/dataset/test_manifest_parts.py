@@ -33,6 +33,7 @@ def manifest(shards: list[ShardEntry]) -> Manifest:
         sources=['a},"shards":[b'],
         unused_columns={"shards": 1},
         unread_files={},
+        filtered={},
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
         tables=[],
         carried=[],
