@@ -66,8 +66,8 @@ def test_the_lines_name_the_most_frequent_and_count_the_others() -> None:
 def test_what_nothing_read_is_named_most_frequent_first() -> None:
     """Fails when a column or file that was not read is in none of the lines, or a name commands the terminal."""
     columns = {f"c{i}": 1 for i in range(22)} | {"url": 3, "\x1b[2J": 2}
-    first, last = unread_lines(columns, {"*.png": 2310})
+    first, last = unread_lines(columns, {"*.png": 2310}, {})
     assert first.startswith("columns that nothing read, by number of files: url (3), \\x1b[2J (2), c0 (1), c1 (1)")
     assert first.endswith(", and 4 more")
     assert last == "skipped files (not a source): *.png (2,310)"
-    assert unread_lines({}, {}) == []
+    assert unread_lines({}, {}, {}) == []
