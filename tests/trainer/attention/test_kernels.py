@@ -214,6 +214,33 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
     assert len(graphs) == 2, "one without a window, one with"
 
 
+def test_flex_is_told_of_whole_tiles() -> None:
+    """Fails when a kernel checks each load against lengths that are whole tiles, or trusts lengths that are not: it
+    would read past the end. And when such lengths make more than one graph more.
+    """
+    graphs, told = [], []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = compiled_attention(backend)
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        told.append(kwargs["kernel_options"].get("IS_DIVISIBLE", False))
+        return compiled(*args, **kwargs)
+
+    kernel, zero = Flex(attention=attention), np.zeros(1024, np.int32)
+    every = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1))
+    for n_queries, n_keys in ((256, 512), (384, 1024), (256, 500), (200, 512), (900, 700)):
+        queries, keys = every.at(np.arange(n_queries)), every.at(np.arange(n_keys))
+        q, k, v, _ = (x.float() for x in random_inputs(4, 2, 1024, 16))
+        out, _ = kernel.forward(q[:, :n_queries], k[:, :n_keys], v[:, :n_keys], kernel.prepare(queries, keys))
+        assert out.isfinite().all()
+    assert told == [True, True, False, False, False]
+    assert len(graphs) == 2
+
+
 def test_flex_raises_at_its_bound_of_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when FlexAttention goes on uncompiled once it was compiled too often, with a dense matrix of scores."""
     from torch._dynamo.exc import FailOnRecompileLimitHit  # here, since every process that runs tests reads this file

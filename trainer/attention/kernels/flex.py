@@ -62,12 +62,14 @@ def share(part_lse_HQ: Float[Tensor, "H Q"], lse_HQ: Float[Tensor, "H Q"]) -> Fl
 
 
 # Otherwise slices of fewer than 128 tokens would use a kernel made for decoding.
-_OPTIONS = {"BACKEND": "TRITON"}
+_OPTIONS: dict[str, Any] = {"BACKEND": "TRITON"}
+# A graph for all lengths does not know that they are whole tiles, and would check each load against the length.
+_WHOLE_TILES = _OPTIONS | {"IS_DIVISIBLE": True}
 
 
 MOST_COMPILATIONS = 32
 """Graphs of one process. Lengths do not make new ones: a length of one tile does, for queries and for keys, and so do
-whether gradients are wanted, the dtype and the heads. A model has one dtype and few kinds of layers."""
+whole tiles, whether gradients are wanted, the dtype and the heads. A model has one dtype and few kinds of layers."""
 
 
 @cache
@@ -150,9 +152,11 @@ class Flex:
         return whole_by_autograd(attention, q_HQD, k_KTD, v_KTD)
 
     def _attend(self, q_HQD: Tensor, k_KTD: Tensor, v_KTD: Tensor, tiles: FlexTiles, **asked: Any) -> Any:
+        in_tiles = q_HQD.shape[1] % TILE == k_KTD.shape[1] % TILE == 0
         return (self.attention or compiled_attention())(
             q_HQD[None], k_KTD[None], v_KTD[None],
-            block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD), kernel_options=_OPTIONS, **asked,
+            block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD),
+            kernel_options=_WHOLE_TILES if in_tiles else _OPTIONS, **asked,
         )  # fmt: skip
 
     def backward(
