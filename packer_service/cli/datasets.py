@@ -1,4 +1,4 @@
-"""The commands that take a dataset: ``verify``, ``report``, ``serve`` and ``energon``."""
+"""The commands that take a dataset: ``verify``, ``report``, ``serve``, ``energon`` and ``card``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from preshard.packer_service.cli.options import dp_option, print_figures, say
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.filesystem import join
+from preshard.schemas.files.filesystem import join, split_query
 
 
 @click.command()
@@ -99,3 +99,15 @@ def energon(dataset: str) -> None:
     from preshard.packer_service.publish.energon import write_energon
 
     say(f"{dataset}: wrote {', '.join(write_energon(dataset))}")
+
+
+@click.command()
+@click.argument("dataset")
+@click.option("--name", metavar="NAME", help="What the dataset is called; by default as its folder.")
+@click.option("--license", "license_name", metavar="ID", help="Its licence as the Hugging Face Hub names it.")
+def card(dataset: str, name: str | None, license_name: str | None) -> None:
+    """Write a dataset card for the Hugging Face Hub (README.md) and croissant.json into the folder DATASET."""
+    from preshard.packer_service.publish.card import write_card
+
+    named = name or split_query(dataset)[0].rstrip("/").rpartition("/")[2]
+    say(f"{dataset}: wrote {', '.join(write_card(dataset, name=named, license_name=license_name))}")

@@ -58,10 +58,22 @@ def locate(location: str) -> tuple[fs.FileSystem, str]:
 @lru_cache(maxsize=64)
 def _client(scheme: str, authority: str, query: str) -> tuple[fs.FileSystem, str]:
     """The filesystem of a bucket or host, and its root."""
+    if scheme.lower() == "hf":
+        return _hub(query), authority
     if scheme.lower() in ("gs", "gcs") and "retry_limit_seconds" not in query:
         query += f"{'&' if query else '?'}retry_limit_seconds={GCS_RETRY_SECONDS}"
     filesystem, root = fs.FileSystem.from_uri(f"{scheme}://{authority}{query}")
     return filesystem, root
+
+
+def _hub(query: str) -> fs.FileSystem:
+    if query:
+        raise ValueError(f"hf:// takes no options such as {query}: set HF_TOKEN and HF_ENDPOINT, or `hf auth login`")
+    try:
+        from preshard.schemas.files.hub import open_hub
+    except ModuleNotFoundError as error:
+        raise ValueError(f"hf:// needs the package {error.name}: pip install huggingface_hub") from None
+    return open_hub()
 
 
 def join(folder: str, *names: str) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import SequentialSampler
 
 pytestmark = pytest.mark.process
 
 PAGE = (Path(__file__).parents[3] / "docs" / "integrations.md").read_text(encoding="utf-8")
-FLATTENED, SWIFT = re.findall(
+FLATTENED, SWIFT, AXOLOTL = re.findall(
     r"```python\n(.*?)```", PAGE.partition("## Trainers that tokenise themselves")[2], re.DOTALL
 )
 SEQ_LEN = 512
@@ -74,3 +75,20 @@ def test_the_packing_dataset_of_ms_swift_holds_the_same_packs(planned: list[list
     packs = sft.PackingDataset(SimpleNamespace(max_length=SEQ_LEN), Rows(sorted(lengths)), packing_length=SEQ_LEN)
     assert [packs[number] for number in range(len(packs))] == [[row["line"] for row in pack] for pack in planned]
     assert packs.packed_length == [sum(row["length"] for row in pack) for pack in planned]
+
+
+def test_the_sampler_of_axolotl_gives_the_same_packs(planned: list[list[dict[str, Any]]]) -> None:
+    """Fails when axolotl packs by itself, or counts other packs than the plan's. It runs where axolotl is installed."""
+    pytest.importorskip("axolotl.utils.samplers", reason="needs axolotl, which pins other versions of most packages")
+    made: dict[str, Any] = {}
+    exec(AXOLOTL, made)
+    lengths = {row["line"]: row["length"] for pack in planned for row in pack}
+    sampler = made["MultipackBatchSampler"](
+        SequentialSampler(range(len(lengths))),
+        batch_size=1,
+        batch_max_len=SEQ_LEN,
+        lengths=[lengths[line] for line in sorted(lengths)],
+        bin_size=200,
+    )
+    assert list(sampler) == [[[row["line"] - 1 for row in pack]] for pack in planned]
+    assert len(sampler) == len(planned)

@@ -1,0 +1,34 @@
+"""The Hugging Face Hub as a filesystem: ``huggingface_hub``'s own, which sees what other processes write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub import HfFileSystem
+from pyarrow import fs
+
+
+class Hub(HfFileSystem):
+    """Endpoint and token are the environment's (``HF_ENDPOINT``, ``HF_TOKEN``) and those of ``hf auth login``."""
+
+    def info(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """As there, but what is not in a listing of some time ago is asked for."""
+        try:
+            return super().info(path, *args, **kwargs)
+        except FileNotFoundError:
+            self.invalidate_cache(path)
+            return super().info(path, *args, **kwargs)
+
+    def find(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """As there, with nothing kept of earlier listings."""
+        self.invalidate_cache(path)
+        return super().find(path, *args, **kwargs)
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
+        """As there, without reading 5 MB ahead of every range."""
+        return super()._open(path, mode, *args, **{"cache_type": "none", **kwargs})
+
+
+def open_hub() -> fs.FileSystem:
+    """The Hub for pyarrow."""
+    return fs.PyFileSystem(fs.FSSpecHandler(Hub()))
