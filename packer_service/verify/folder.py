@@ -54,17 +54,17 @@ def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding
 
 
 def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
-    """Every file that the manifest names is there, and no other. Yields the file with what is wrong."""
+    """Every file that the manifest names is there, but for shards, and no other. Yields the file with what is wrong."""
     carried = [f"{MODEL}/{entry.name}" for entry in manifest.carried]
     there, known = set(names), {MANIFEST, RUN, *TABLES, *carried, *BESIDE}
     for entry in manifest.tables:
         if entry.name in TABLES and entry.name not in there:
             yield entry.name, (TableMissing, "is not there")
     for shard in manifest.shards:
-        for name in (f"{SHARDS}/{shard.name}", f"{SHARDS}/{shard.name}.idx"):
-            known.add(name)
-            if name not in there:
-                yield name, (ShardMissing, "is not there")
+        index = f"{SHARDS}/{shard.name}.idx"
+        known |= {f"{SHARDS}/{shard.name}", index}  # whoever reads the shard says if it is missing
+        if index not in there:
+            yield index, (ShardMissing, "is not there")
     for name in names:
         if name not in known and not name.startswith((f"{WORK}/", f"{ENERGON}/")):
             yield name, (FileUnknown, "is not a file of the format; a job that was killed leaves .tmp- files behind")

@@ -16,7 +16,7 @@ from preshard.packer_service.verify.tar import RawSample, TarScan
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.codec import HEADER_MEMBERS, TAR_END, decode_index, sample_key
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged
+from preshard.schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged, ShardMissing
 from preshard.schemas.manifest import SHARDS, ModelEntry, ShardEntry, TokenizerEntry
 
 
@@ -75,6 +75,7 @@ def check_shard(task: ShardTask) -> ShardVerdict:
     verdict, folder = ShardVerdict(), Folder(task.location) / SHARDS
     size = folder.size(task.entry.name)
     if size is None:
+        verdict.faults.extend([(ShardMissing, "is not there")], task.file)
         return verdict
     offsets, index_findings = _read_index(folder, f"{task.entry.name}.idx")
     found: list[int] = []
