@@ -316,6 +316,11 @@ class PackTrainer(Trainer):
                 f"pack {batch.pack_id} has images or positions of three axes, and the model reads text: pack the "
                 "dataset for a model of text"
             )
+        if any(batch.preferences):
+            raise ConfigError(
+                f"pack {batch.pack_id} holds preferences, and rejected answers would be learnt like chosen ones: pack "
+                "chosen as completion"
+            )
         attend = self._attend(batch)
         batch = batch.to(self.device, non_blocking=True)
         self.ntokens_seen += len(batch)
