@@ -18,8 +18,9 @@ COMMANDS = {
         "preshard.packer_service.runtime.ray",
     ],
     "pack": ["preshard.packer_service.http", "preshard.packer_service.demo"],
+    "train": ["preshard.trainer.integrations.energon", "preshard.trainer.integrations.torchtitan"],
 }
-"""What the command line imports for commands of other extras."""
+"""What the command line imports for commands of other extras, and what only other trainers' users import."""
 
 
 @cache
@@ -45,4 +46,4 @@ def imported(parts: Sequence[str], without: Sequence[str]) -> set[str]:
         waiting |= graph.find_modules_directly_imported_by(module) - reached - excluded
     owners = packages_distributions()
     outside = {name.partition(".")[0] for name in reached} - {"preshard"}
-    return {canonicalize_name(owners[name][0]) for name in outside - sys.stdlib_module_names}
+    return {canonicalize_name(owners.get(name, [name])[0]) for name in outside - sys.stdlib_module_names}

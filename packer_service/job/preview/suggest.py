@@ -128,7 +128,7 @@ def suggest(
         has_video=with_video,
         bytes_per_patch=_bytes_per_patch(drawn.rows, next(iter(found.values())), config),
     )
-    return suggestion(sampled, config, question, sizes, target, progress.note)
+    return suggestion(sampled, config, question, sizes, target.tokenizer.pad_id, target.model, progress.note)
 
 
 def _rejected(rendered: Sequence[RenderedDocument | DocumentError]) -> dict[str, int]:

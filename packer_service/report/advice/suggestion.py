@@ -10,7 +10,6 @@ import numpy as np
 import yaml
 
 from preshard.packer_service.ingest.families.folder import load_family
-from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.oversize import fit
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.measures import MeasureRows
@@ -27,6 +26,7 @@ from preshard.packer_service.report.planned.what_if import sampled_measures
 from preshard.schemas.codec import encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.dimensions import ModelDimensions
 from preshard.schemas.model.encoder import encoder_of
 
@@ -107,7 +107,8 @@ def suggestion(
     config: PackConfig,
     question: AdviceQuestion,
     sizes: ModelDimensions,
-    target: PackedFor,
+    pad_id: int,
+    model: ModelEntry | None,
     note: Callable[[str], None],
 ) -> str:
     """The configuration file.
@@ -117,7 +118,8 @@ def suggestion(
         config: its keys that are set stay as they are.
         question: the devices that will train.
         sizes: the model that will train.
-        target: what it packs for.
+        pad_id: token of the padding.
+        model: what it packs for.
         note: hears what is done.
     """
     choices = list[Choice]()
@@ -125,7 +127,7 @@ def suggestion(
         lengths = np.array([len(document) for document in documents])
         for length in [config.seq_len] if "seq_len" in config.model_fields_set else compared_lengths(lengths):
             wanted = _configured(config, question, rate, length)
-            choices.append(_choice(documents, wanted, sampled, question, sizes, target))
+            choices.append(_choice(documents, wanted, sampled, question, sizes, pad_id, model))
             note(f"estimated seq_len {length:,}" + (f" at {rate:g} frames a second" if sampled.has_video else ""))
     taken = best(choices)
     return written(taken, choices, sampled, config, question, sizes)
@@ -169,7 +171,8 @@ def _choice(
     sampled: Sampled,
     question: AdviceQuestion,
     sizes: ModelDimensions,
-    target: PackedFor,
+    pad_id: int,
+    model: ModelEntry | None,
 ) -> Choice:
     kept, whole = _cut(documents, config), sum(map(len, documents))
     n_documents = sampled.of_source(len(kept))
@@ -185,7 +188,9 @@ def _choice(
     places = planned.packs(budgets)
     n_packs = int(places.max()) + 1
     packs = max(round(n_packs * n_documents / len(planned.tokens)), 1)
-    loads, header_bytes = _solved([kept[i % len(kept)] for i in range(len(places))], places, config, question, target)
+    loads, header_bytes = _solved(
+        [kept[i % len(kept)] for i in range(len(places))], places, config, question, pad_id, model
+    )
     loads = replace(loads, n_packs=max(packs, question.gpus))
     advisor = Advisor(config=config, sizes=sizes, question=question, loads=loads)
     split, step = min(((each, _step(each)) for each in advisor.estimates()), key=_slowness)
@@ -246,7 +251,8 @@ def _solved(
     places: np.ndarray,
     config: PackConfig,
     question: AdviceQuestion,
-    target: PackedFor,
+    pad_id: int,
+    model: ModelEntry | None,
 ) -> tuple[PackLoads, float]:
     """The loads of some packs, and the mean bytes of their arrays in a shard."""
     n_packs = int(places.max()) + 1
@@ -262,8 +268,8 @@ def _solved(
             starts,
             aligned.tolist(),
             config=config,
-            pad_id=target.tokenizer.pad_id,
-            model=target.model,
+            pad_id=pad_id,
+            model=model,
         )
         figures.append(pack_figures(number, pack.sequence, pack.index, lengths, UnitTotals.of(pack.units), config))
         rows = MeasureRows()
