@@ -271,7 +271,7 @@ def test_adapters_are_trained_in_compiled_blocks(folder_of: Callable[..., Path])
             return PackedModel(applied)
 
         packed = load_sharded(folder / "model", shard, dtype=torch.float64)
-        trained = [(name, each) for name, each in named_parameters(packed.model) if each.requires_grad]
+        trained = [(name, each) for name, each in named_parameters(packed.inner) if each.requires_grad]
         with torch.no_grad():
             for name, parameter in trained:
                 parameter.copy_(sample(name, tuple(parameter.shape)))

@@ -101,7 +101,7 @@ def train_on_pairs(mesh: Mesh, folder: str, kind: str) -> tuple[float, torch.Ten
         loss.backward()
         total += loss.item()
         seen.append((len(batch.loss_tokens), int(batch.total_loss_weight)))
-    gradients = [parameter.grad.full_tensor() for parameter in packed.model.parameters()]  # type: ignore[union-attr]
+    gradients = [parameter.grad.full_tensor() for parameter in packed.inner.parameters()]
     return total, torch.cat([each.flatten() for each in gradients]), seen
 
 
