@@ -39,7 +39,7 @@ def imported(parts: Sequence[str], without: Sequence[str]) -> set[str]:
     graph = import_graph()
     reached: set[str] = set()
     excluded = {module for part in without for module in {part, *graph.find_descendants(part)}}
-    waiting = {module for part in parts for module in {part, *graph.find_descendants(part)}}
+    waiting = {module for part in parts for module in {part, *graph.find_descendants(part)}} - excluded
     while waiting:
         module = waiting.pop()
         reached.add(module)
