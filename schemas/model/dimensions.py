@@ -23,6 +23,8 @@ class ModelDimensions:
         vision_parameters: of the vision encoder and of what joins it to the decoder.
         vision_width, vision_layers: of the encoder.
         vision_rest: parameters of the encoder beside its layers.
+        hidden_kept: numbers that a layer keeps of a token for the backward pass, beside those of its heads and its MLP,
+            as a multiple of ``hidden``: 8 in Qwen3.
         vision_row: numbers that the layers keep for the backward pass which make a row of patches.
         source: where the dimensions are from.
         layer_embeddings: parameters by which layers get embeddings of their own (Gemma 4 E2B and E4B).
@@ -44,6 +46,7 @@ class ModelDimensions:
     vision_row: int = 0
     layer_embeddings: int = 0
     vision_rest: int = 0
+    hidden_kept: int = 8
 
     @property
     def layer_products(self) -> int:
@@ -78,6 +81,10 @@ class ModelDimensions:
 _GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
 LEFT_OUT: dict[str, dict[str, int]] = {"gemma3_text": _GEMMA3}
 """What ``transformers`` takes where a released ``config.json`` leaves it out, by the kind of the text model."""
+
+
+HIDDEN_KEPT = {"gemma3_text": 18}
+"""``hidden_kept`` where it is not that of Qwen3: four norms in float32, as a dry run counts them."""
 
 
 def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, source: str) -> ModelDimensions:
@@ -120,6 +127,7 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         vision_row=row_width(encoder) if encoder else 0,
         layer_embeddings=layers * given * (rows + 3 * hidden),
         vision_rest=rest_parameters(encoder) if encoder else 0,
+        hidden_kept=HIDDEN_KEPT.get(str(text.get("model_type")), 8),
     )
 
 

@@ -18,8 +18,8 @@ USABLE = 0.9
 STATE_NUMBERS = 4
 """Numbers for each parameter: itself, its gradient and AdamW's two means."""
 
-HIDDEN_KEPT, QUERIES_KEPT, KEYS_KEPT, INNER_KEPT = 8, 6, 5, 4
-"""Numbers that a layer of Qwen3 keeps of each token, as multiples of the widths of the residual stream, of all queries,
+QUERIES_KEPT, KEYS_KEPT, INNER_KEPT = 6, 5, 4
+"""Numbers that a layer of Qwen3 keeps of each token, as multiples of the widths of all queries,
 of all keys and of the MLP: ``tests/benchmarks/advice_memory.py`` counts them. Llama, without norms of queries and keys,
 keeps 3 and 2 of these two."""
 
@@ -178,7 +178,7 @@ class TrainingMemory:
         """Numbers of a token that a layer keeps, without its MLP."""
         sizes = self.sizes
         heads = QUERIES_KEPT * sizes.heads + KEYS_KEPT * sizes.kv_heads
-        return HIDDEN_KEPT * sizes.hidden + heads * sizes.head_dim
+        return sizes.hidden_kept * sizes.hidden + heads * sizes.head_dim
 
     def _in_use(self) -> tuple[float, float]:
         """Bytes of a token that the backward pass of a layer has besides: in its MLP, and in its attention."""

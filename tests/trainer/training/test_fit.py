@@ -108,7 +108,7 @@ def test_what_a_configuration_leaves_out_is_what_transformers_takes() -> None:
     assert {name: getattr(whole, name) for name in missing} == missing
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     found = model_dimensions({"text_config": text}, None, "a released Gemma 3")
-    assert (found.heads, found.kv_heads, found.head_dim) == (8, 4, 256)
+    assert (found.heads, found.kv_heads, found.head_dim, found.hidden_kept) == (8, 4, 256, 18)
 
 
 def test_the_least_recomputation_that_fits_is_taken() -> None:
