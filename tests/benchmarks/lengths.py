@@ -10,15 +10,15 @@ one length, no time is lost between steps, and short documents fill what long on
 its slowest pack. "Any order" draws the packs of a step at random, as a loader that shuffles; in all other ways they are
 of equal cost, which orders of some thousand packs reach to 0.3% (docs/planning.md).
 
-* Idle attention: 1 - mean / max of the tiles of all GPUs of a step, the mean over steps by their length: what
-  Hierarchical Balance Packing calls attention balance ratio (0 is even).
+* Idle attention: 1 - mean / max of the tiles of all GPUs of a step, the mean over steps by their length: after
+  the attention balance ratio of Hierarchical Balance Packing (0 is even).
 * Communication: keys that ranks receive, of those that gathering everything at 8 ranks would move, 1 as in zigzag: the
   same paper counts tokens in packs that are split, which is the last column.
 * Time: linear layers, the tiles of the slowest rank and the keys of the rank that receives most, by the default cost
   model (an 8B decoder, 400 TFLOP/s), keys and their gradients three times, not hidden behind anything; over zigzag.
 
 Lengths: "Llama 3" are those of its fine-tuning as Dubey et al. 2024 (section 4.3.4) give them: 99.89% of documents with
-1,000 tokens on average, 0.11% with 37,000. The papers show other distributions as pictures only, so the rest are made
+1,000 tokens on average, 0.11% with 37,000. No other whole distributions were found in figures, so the rest are made
 up: "tail" is log-normal (median 900, deviation 1.5), "half" has half of its tokens in documents of 32,768 to 131,072,
 "whole" has only such, "mixed" is that of our other benchmarks.
 """
