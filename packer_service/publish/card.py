@@ -7,17 +7,23 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
 from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import SHARDS, ManifestHead
-from preshard.schemas.tables import TABLES
 
 CARD, CROISSANT, DOCUMENTS = "README.md", "croissant.json", "documents.parquet"
 SIZES = {10**3: "n<1K", 10**4: "1K<n<10K", 10**5: "10K<n<100K", 10**6: "100K<n<1M", 10**7: "1M<n<10M"}
 """The Hub's words for fewer samples than a number."""
+TYPES = (
+    (pa.types.is_integer, "sc:Integer"),
+    (pa.types.is_floating, "sc:Float"),
+    (pa.types.is_boolean, "sc:Boolean"),
+)
+"""Croissant's names of types other than text."""
 _TERMS = (
     *("citeAs", "column", "equivalentProperty", "extract", "field", "fileObject", "fileProperty", "fileSet", "format"),
     *("includes", "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex"),
@@ -50,9 +56,12 @@ def write_card(location: str, *, name: str, license_name: str | None = None) -> 
     """
     folder, manifest = open_dataset(location)
     report = report_dataset(location)
+    with folder.open(DOCUMENTS) as file:
+        columns = pq.read_schema(file)
     files = {
         CARD: card_of(manifest, report, name=name, license_name=license_name),
-        CROISSANT: json.dumps(croissant_of(manifest, report, name=name, license_name=license_name), indent=2) + "\n",
+        CROISSANT: json.dumps(croissant_of(manifest, report, columns, name=name, license_name=license_name), indent=2)
+        + "\n",
     }
     for file, text in files.items():
         folder.write(file, text.encode())
@@ -130,9 +139,12 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]
 
 
 def croissant_of(
-    manifest: ManifestHead, report: DatasetReport, *, name: str, license_name: str | None
+    manifest: ManifestHead, report: DatasetReport, columns: pa.Schema, *, name: str, license_name: str | None
 ) -> dict[str, Any]:
-    """The description: the tables with their hashes, the shards as one set, and the documents as records."""
+    """The description: the tables with their hashes, the shards as one set, and the documents as records.
+
+    ``columns`` are those of ``documents.parquet``, with those kept of the source.
+    """
     tables = [
         {
             "@type": "cr:FileObject",
@@ -161,7 +173,7 @@ def croissant_of(
                 "@id": "documents",
                 "name": "documents",
                 "description": "Where each document lies: its pack, its first token there, and its length.",
-                "field": [_field(field) for field in TABLES[DOCUMENTS]],
+                "field": [_field(field) for field in columns],
             }
         ],
     }
@@ -173,6 +185,6 @@ def _field(field: pa.Field) -> dict[str, Any]:
         "@type": "cr:Field",
         "@id": f"documents/{field.name}",
         "name": field.name,
-        "dataType": "sc:Integer" if pa.types.is_integer(field.type) else "sc:Text",
+        "dataType": next((name for is_of, name in TYPES if is_of(field.type)), "sc:Text"),
         "source": {"fileObject": {"@id": DOCUMENTS}, "extract": {"column": field.name}},
     }

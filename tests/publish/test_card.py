@@ -8,13 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import DatasetCard
 
 from preshard.packer_service.cli.run import cli
-from preshard.packer_service.report.dataset import report_dataset
+from preshard.packer_service.publish.card import croissant_of
+from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.verify import verify_dataset
 
 pytestmark = pytest.mark.process  # the dataset is made by a job
@@ -61,6 +63,18 @@ def test_the_description_names_files_by_their_hashes(carded: Path) -> None:
         CliRunner().invoke(cli, ["card", str(carded), "--name", "Some packs", "--license", "apache-2.0"]).exit_code == 0
     )
     assert (carded / "croissant.json").read_bytes() == before
+
+
+def test_kept_columns_are_described_by_their_types(tiny_dataset: Path) -> None:
+    """Fails when a column kept of the source is left out of the description, or takes another type there."""
+    _, manifest = open_dataset(str(tiny_dataset))
+    columns = pa.schema(
+        [("length", pa.int64()), ("quality", pa.float64()), ("checked", pa.bool_()), ("url", pa.string())]
+    )
+    report = report_dataset(str(tiny_dataset))
+    described = croissant_of(manifest, report, columns, name="packs", license_name=None)
+    types = {field["name"]: field["dataType"] for field in described["recordSet"][0]["field"]}
+    assert types == {"length": "sc:Integer", "quality": "sc:Float", "checked": "sc:Boolean", "url": "sc:Text"}
 
 
 def test_mlcroissant_reads_every_document(carded: Path) -> None:
