@@ -34,9 +34,6 @@ from preshard.trainer.distributed.processes import first_problem
 RUN = "run.json"
 """File of a checkpoint that holds its :class:`RunState`; the other files are torch's."""
 
-OF_WRAPPER = "model."
-"""What earlier versions put before the name of each parameter."""
-
 
 class SaveError(PreshardError):
     """A checkpoint cannot be written."""
@@ -216,13 +213,8 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) ->
     """Fills a model and its optimiser from a checkpoint written by any number of ranks. All ranks call this."""
     options = _options(model)
     parameters, moments = get_state_dict(model, optimizer, options=options)
-    before = _before_names(checkpoint, parameters)
-    stored = _renamed(parameters, dict(moments), lambda name: before + name)
-    dcp.load(stored, checkpoint_id=checkpoint)
-    loaded = _renamed(stored["model"], stored["optimizer"], lambda name: name.removeprefix(before))
-    set_state_dict(
-        model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"], options=options
-    )
+    dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=checkpoint)
+    set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments, options=options)
 
 
 def load_parameters(checkpoint: Path, model: nn.Module) -> None:
@@ -236,9 +228,7 @@ def load_parameters(checkpoint: Path, model: nn.Module) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant
-            before = _before_names(checkpoint, parameters)
-            stored = {"model": {before + name: parameter for name, parameter in parameters.items()}}
-            dcp.load(stored, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
+            dcp.load({"model": parameters}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
     except CheckpointException as error:
         raise ConfigError(f"{checkpoint} cannot be read ({_reason(error)}); use the previous checkpoint") from None
     set_model_state_dict(model, parameters, options=options)
@@ -248,22 +238,6 @@ def _options(model: nn.Module) -> StateDictOptions:
     """What of a model is stored: all of it, or what trains if it has adapters, as the rest is in the model's folder."""
     has_adapters = any(hasattr(module, "base_layer") for module in model.modules())
     return StateDictOptions(ignore_frozen_params=has_adapters, strict=not has_adapters)
-
-
-def _before_names(checkpoint: Path, parameters: dict[str, Any]) -> str:
-    """What stands before the names of parameters in a checkpoint: earlier versions put the wrapper's there."""
-    stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    return OF_WRAPPER if any(f"model.{OF_WRAPPER}{name}" in stored for name in parameters) else ""
-
-
-def _renamed(parameters: dict[str, Any], moments: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """What a checkpoint holds, under other names. Tensors are the same."""
-    groups = [{**group, "params": [change(name) for name in group["params"]]} for group in moments["param_groups"]]
-    state = {change(name): of_parameter for name, of_parameter in moments["state"].items()}
-    return {
-        "model": {change(name): parameter for name, parameter in parameters.items()},
-        "optimizer": {**moments, "state": state, "param_groups": groups},
-    }
 
 
 def parameter_dtype(checkpoint: Path) -> torch.dtype:

@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from preshard.trainer.distributed.checkpoint import (
     Checkpoints,
     RunState,
     SaveError,
     load_checkpoint,
-    load_parameters,
 )
 from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.models.packed import shard_model
@@ -82,31 +79,3 @@ def test_saving_is_no_step(gloo_pool: Any, tmp_path: Path) -> None:
     """Fails when a checkpoint before the first step with a loss makes AdamW count a step, which changes its bias."""
     assert gloo_pool.run(steps_after_a_save, str(tmp_path / "new"), False) == [({0.0}, {0.0})]
     assert gloo_pool.run(steps_after_a_save, str(tmp_path / "learned"), True) == [({1.0}, {1.0})]
-
-
-def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path: Path) -> None:
-    """Fails when parameters or moments under the names of an earlier version are not found, or keep them."""
-    torch.manual_seed(0)
-    model, fresh = nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2))
-    optimizer, other = (torch.optim.AdamW(each.parameters(), lr=lr) for each, lr in ((model, 0.5), (fresh, 0.1)))
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    parameters, moments = get_state_dict(model, optimizer)
-    [group] = moments["param_groups"]
-    named = {
-        "model": {f"model.{name}": value for name, value in parameters.items()},
-        "optimizer": {
-            "state": {f"model.{name}": value for name, value in moments["state"].items()},
-            "param_groups": [{**group, "params": [f"model.{name}" for name in group["params"]]}],
-        },
-    }
-    dcp.save(named, checkpoint_id=tmp_path, no_dist=True)
-    load_checkpoint(tmp_path, fresh, other)
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), fresh.parameters(), strict=True))
-    assert other.param_groups[0]["lr"] == 0.5
-    for mine, theirs in zip(optimizer.state.values(), other.state.values(), strict=True):
-        assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
-        assert float(theirs["step"]) == 1
-    alone = nn.Sequential(nn.Linear(3, 2))
-    load_parameters(tmp_path, alone)
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), alone.parameters(), strict=True))
