@@ -65,12 +65,12 @@ def _as_token_columns(given: Any) -> Any:
     pairs = _pairs(given, "{logprobs: float32, teacher: float32 x 8}")
     for name, spelled in pairs:
         if name in SEQUENCE_DTYPES:
-            raise ValueError(f"{name!r} is an array of every pack; give the column another name")
+            raise ValueError(f"{name!r} is the name of an array in every pack; rename the column")
         found = _TOKEN_TYPE.fullmatch(spelled) if isinstance(spelled, str) else None
         if found is None or int(found[2] or 1) > MAX_WIDTH:
             raise ValueError(
-                f"{name} is {spelled!r:.100}; legal are {', '.join(TOKEN_DTYPES)}, with x 8 behind for 8 numbers "
-                f"a token (at most {MAX_WIDTH}), and or 0 at the end for one that rows may lack"
+                f"{name} is {spelled!r:.100}; legal are {', '.join(TOKEN_DTYPES)}, followed by x 8 for 8 numbers "
+                f"a token (at most {MAX_WIDTH}), and by or 0 if rows may lack the column"
             )
     return pairs
 
@@ -100,7 +100,7 @@ def _pairs(given: Any, example: str) -> tuple[tuple[str, Any], ...]:
         )
     for name in given:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r:.100} is no name for a column; use letters, digits and _, at most 100")
+            raise ValueError(f"{name!r:.100} is not a legal name; use at most 100 letters, digits and _")
     return tuple(sorted(given.items()))
 
 

@@ -85,16 +85,16 @@ class TrainConfig(BaseModel):
         "next_token", description="What is learnt: the next token, or to prefer chosen to rejected answers."
     )
     beta: float | None = Field(
-        None, gt=0, description="With --loss dpo: how much margins over the first model count; 0.1 by default."
+        None, gt=0, description="With --loss dpo: how much a margin over the first model counts; 0.1 by default."
     )
     freeze: Paths = Field(
         (),
-        description="What stays as it is: vision, language, or part of parameters' names, such as visual.merger or "
+        description="What is not trained: vision, language, or part of parameters' names, such as visual.merger or "
         "layers.0; may be given several times.",
     )
     lora: int | None = Field(None, ge=1, description="Train adapters of this rank instead of the model, through peft.")
     lora_alpha: int | None = Field(
-        None, ge=1, description="What adapters add is scaled by this over their rank; by default twice the rank."
+        None, ge=1, description="Adapters' output is multiplied by this over their rank; by default twice the rank."
     )
     lora_targets: Paths = Field(
         (),
@@ -103,7 +103,7 @@ class TrainConfig(BaseModel):
     )
     lr_part: Paths = Field(
         (),
-        description="PART=LR: a peak learning rate of its own for a part, named as for --freeze; of several that name "
+        description="PART=LR: a peak learning rate of its own for a part, named as for --freeze; if several name "
         "a parameter, the last counts.",
     )
     seed: int = Field(0, ge=0, description="Seed of the random weights and of the order of packs.")
@@ -140,11 +140,13 @@ class TrainConfig(BaseModel):
         False, description="Count what a step of one rank would hold, send and wait for, on a GPU that need not exist."
     )
     world: int | None = Field(
-        None, ge=1, description="Of --dry-run: processes of the job; by default those of one replica of the parameters."
+        None,
+        ge=1,
+        description="With --dry-run: processes of the job; by default those of one replica of the parameters.",
     )
-    gpu: DeviceName = Field("h100", description="Of --dry-run: the kind of device.")
-    cp_rank: int = Field(0, ge=0, description="Of --dry-run: which of the ranks that share the pack.")
-    pack: int | None = Field(None, ge=0, description="Of --dry-run: the pack; by default the one with most patches.")
+    gpu: DeviceName = Field("h100", description="With --dry-run: the kind of device.")
+    cp_rank: int = Field(0, ge=0, description="With --dry-run: which of the ranks that share the pack.")
+    pack: int | None = Field(None, ge=0, description="With --dry-run: the pack; by default the one with most patches.")
 
     @model_validator(mode="after")
     def _dry_run_is_asked_for(self) -> Self:

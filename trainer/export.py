@@ -164,7 +164,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
         )
     lora = Lora(**state.parts["lora"]) if state.parts.get("lora") else None
     if keep_adapters and lora is None:
-        raise ConfigError(f"--keep-adapters is given, and {found} has no adapters: leave it out")
+        raise ConfigError(f"--keep-adapters is given, but {found} has no adapters: leave it out")
     try:
         packed = load_sharded(
             model,

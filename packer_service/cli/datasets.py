@@ -103,7 +103,7 @@ def energon(dataset: str) -> None:
 
 @click.command()
 @click.argument("dataset")
-@click.option("--name", metavar="NAME", help="What the dataset is called; by default as its folder.")
+@click.option("--name", metavar="NAME", help="Name of the dataset; by default that of its folder.")
 @click.option("--license", "license_name", metavar="ID", help="Its licence as the Hugging Face Hub names it.")
 def card(dataset: str, name: str | None, license_name: str | None) -> None:
     """Write a dataset card for the Hugging Face Hub (README.md) and croissant.json into the folder DATASET."""

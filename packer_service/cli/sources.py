@@ -134,7 +134,7 @@ def plan(
     found = _looked_at(sources, config, media) if sources else None
     if lengths is not None:
         if config.where is not None:
-            raise ConfigError("where is asked of rows of SOURCE; filter the table of --lengths itself")
+            raise ConfigError("where applies to rows of SOURCE, not to --lengths: filter that table before")
         with ExitStack() as stack:
             progress = ConsoleProgress()
             stack.callback(progress.close)

@@ -179,7 +179,9 @@ class Document:
         """
         if self.rejected is not None:
             named = ", ".join(values)
-            raise DocumentError("bad_row", f"{named} is of tokens, which has no place in a preference; leave it out")
+            raise DocumentError(
+                "bad_row", f"{named} has values for tokens, which preferences do not take; leave it out"
+            )
         turns = [turn for branch in self.branches for turn in branch if turn.role == "assistant"]
         entries = {len(self.tokens.kept)} if self.tokens is not None else {len(turns)}
         for name, given in values.items():

@@ -47,7 +47,7 @@ def fit(
     code, message = limit.complaint(rendered)
     if rendered.preference:
         raise DocumentError(
-            code, f"{message}, with both answers; neither is ever cut: raise the limit, or shorten them"
+            code, f"{message}, with both answers, which are never cut: raise the limit, or shorten them"
         )
     if oversize == "reject":
         raise DocumentError(code, f"{message}; set oversize to truncate or split to keep a part")

@@ -37,7 +37,7 @@ def render_tokens(renderer: Renderer, document: Document) -> RenderedDocument:
     branch_ids = np.repeat(np.arange(1, len(lengths) + 1) if several else [0], lengths).astype(np.int32)
     labels, nowhere = shifted_labels(tokens, given.loss > 0, branch_ids), np.full(len(tokens), NOT_POOLED, np.int32)
     if (labels == IGNORE_INDEX).all():
-        raise DocumentError("empty", "no token behind the first of a document carries loss")
+        raise DocumentError("empty", "no token after the first of a document carries loss")
     units, family, weight = Units.none(), renderer.family, np.float32(document.weight)
     return RenderedDocument(
         tokens=tokens,
@@ -63,7 +63,7 @@ def _check_ids(renderer: Renderer, ids: Int64[np.ndarray, "tokens"]) -> None:
         last = tokenizer.entry.vocab_size - 1
         raise DocumentError(
             "bad_row",
-            f"input_ids[{at}] is {ids[at]}; the tokenizer has the ids 0 to {last}; name the one that made them",
+            f"input_ids[{at}] is {ids[at]}; the tokenizer has the ids 0 to {last}; name the tokenizer that made them",
         )
     named = [] if renderer.is_generic else map(tokenizer.token_id, (*family.row_tokens, *family.group_tokens))
     filled = np.isin(ids, [tokenizer.entry.image_id, *named])
@@ -71,7 +71,7 @@ def _check_ids(renderer: Renderer, ids: Int64[np.ndarray, "tokens"]) -> None:
         at = int(filled.argmax())
         raise DocumentError(
             "bad_row",
-            f"input_ids[{at}] is {ids[at]}, a token that an image must fill; give rows with images as messages",
+            f"input_ids[{at}] is {ids[at]}, a token reserved for images; write rows with images as messages",
         )
 
 
@@ -141,7 +141,7 @@ def _of_tokens(
         return own
     if (answers[learnt] < FIRST_ANSWER).any():
         raise DocumentError(
-            "bad_row", "the chat template marks text under loss that is of no turn; give one value for the whole row"
+            "bad_row", "the chat template puts loss on text outside of all turns; give one value for the row"
         )
     own[learnt] = given[answers[learnt] - FIRST_ANSWER]
     return own

@@ -225,7 +225,7 @@ def join_pair(chosen: RenderedDocument, rejected: RenderedDocument) -> RenderedD
     shorter = min(len(chosen), len(rejected))
     differs = np.flatnonzero(chosen.tokens[:shorter] != rejected.tokens[:shorter])
     if not len(differs) and len(chosen) == len(rejected):
-        raise DocumentError("bad_row", "chosen and rejected are the same tokens, so that nothing is preferred")
+        raise DocumentError("bad_row", "chosen and rejected have the same tokens; give two different answers")
     labelled = (int((side.labels != IGNORE_INDEX).argmax()) for side in (chosen, rejected))
     n_shared = min(*labelled, int(differs[0]) if len(differs) else shorter)
     if any(int(side.units.edges.max(initial=0)) > n_shared for side in (chosen, rejected)):

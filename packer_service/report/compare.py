@@ -287,5 +287,5 @@ def _read_report(file: Path) -> PlanReport:
         return PlanReport.model_validate_json(file.read_bytes())
     except ValidationError as error:
         raise ConfigError(
-            f"{file}: is no answer of `preshard plan --json` or `preshard report --json` ({first_violation(error)})"
+            f"{file}: is not the output of `preshard plan --json` or `report --json` ({first_violation(error)})"
         ) from None

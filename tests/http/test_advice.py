@@ -101,7 +101,7 @@ def test_what_cannot_be_compared_is_one_line(
     """Fails when a file of something else ends in a traceback."""
     other = tmp_path / "other.json"
     other.write_text("{}")
-    for against, line in ((str(other), "is no answer of `preshard plan --json`"), ("/nowhere", "no such folder")):
+    for against, line in ((str(other), "is not the output of `preshard plan --json`"), ("/nowhere", "no such folder")):
         with pytest.raises(SystemExit) as stopped:
             main(["report", str(tiny_dataset), "--against", against])
         assert stopped.value.code == 2

@@ -87,12 +87,12 @@ def test_packing_again_keeps_values_or_some_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [
-        ("quality", "high", "quality is 'high', not of the type float that keep_columns gives it"),
-        ("quality", True, "quality is True, not of the type float"),
+        ("quality", "high", "quality is 'high'; keep_columns asks for float"),
+        ("quality", True, "quality is True; keep_columns asks for float"),
         ("quality", 10**400, "quality is 1000"),
-        ("views", 1.5, "views is 1.5, not of the type int"),
-        ("views", 2**63, f"views is {2**63}, not of the type int"),
-        ("ok", 2, "ok is 2, not of the type bool"),
+        ("views", 1.5, "views is 1.5; keep_columns asks for int"),
+        ("views", 2**63, f"views is {2**63}; keep_columns asks for int"),
+        ("ok", 2, "ok is 2; keep_columns asks for bool"),
         ("licence", 3, "licence is a int, not a string"),
         ("licence", "x" * 8001, "licence has 8001 characters; documents keep at most 8000"),
         ("licence", ["x"], "licence is a list, not a string"),

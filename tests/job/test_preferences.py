@@ -189,7 +189,7 @@ def test_a_pair_is_never_cut_or_parted(dataset: Path, source: Path, tmp_path: Pa
     for found in (at_once, again):
         rejected = pq.read_table(found / "rejects.parquet").to_pylist()
         assert {row["code"] for row in rejected} == {"too_long"}
-        assert "with both answers; neither is ever cut" in rejected[0]["message"]
+        assert "with both answers, which are never cut" in rejected[0]["message"]
         kept = list(read(found))
         assert len(kept) + len(rejected) == sum(map(len, rows().values()))
         assert all(each.span["preference"] and each.span["piece"] == 0 for each in kept)
@@ -211,13 +211,13 @@ def test_turns_and_weights_of_annotations_do_not_touch_a_pair(
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same tokens"),
-        ({"prompt": "a", "chosen": "b"}, "has no rejected; a preference has both"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected have the same tokens"),
+        ({"prompt": "a", "chosen": "b"}, "has no rejected; a preference needs chosen and rejected"),
         ({"prompt": "a", "chosen": [said("assistant", "b")], "rejected": "c"}, "prompt is a str.* chosen a list"),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, "rejected is empty"),
         (
             {"chosen": [said("user", "a"), said("assistant", "b")], "rejected": [said("user", "a")]},
-            "rejected has no messages behind the prompt",
+            "rejected has no messages after the prompt",
         ),
         (
             {"prompt": "<image>", "chosen": "b", "rejected": "c", "images": ["0.png"]},

@@ -107,7 +107,7 @@ def test_documents_in_a_row_see_only_themselves(tmp_path: Path) -> None:
     [
         ({"input_ids": [5, 2**31]}, "input_ids[1] is 2147483648; the tokenizer has the ids 0 to "),
         ({"input_ids": [5, -1]}, "input_ids[1] is -1; the tokenizer has"),
-        ({"input_ids": [5, 10, 6]}, "input_ids[1] is 10, a token that an image must fill"),
+        ({"input_ids": [5, 10, 6]}, "input_ids[1] is 10, a token reserved for images"),
         ({"input_ids": [5, 6.5]}, "input_ids[1] is 6.5, not a whole number"),
         ({"input_ids": [5, 6], "labels": [5]}, "labels has 1 entries, and input_ids has 2"),
         ({"input_ids": [5, 6], "labels": [5, 7]}, "labels[1] is 7, and input_ids[1] is 6; legal are"),
@@ -115,11 +115,11 @@ def test_documents_in_a_row_see_only_themselves(tmp_path: Path) -> None:
         ({"input_ids": [5, 6], "loss_mask": [1, -1]}, "loss_mask[1] is -1; legal are 0 and numbers"),
         ({"input_ids": [5, 6], "position_ids": [0, 2]}, "position_ids[1] is 2; positions must count up by one"),
         ({"input_ids": [5, 6], "position_ids": [1, 2]}, "position_ids[0] is 1; positions must count up by one"),
-        ({"input_ids": [5, 6], "seq_lengths": [1]}, "seq_lengths is [1], which is not at least 1 each and 2 together"),
-        ({"input_ids": [5, 6], "seq_lengths": [1, 1], "position_ids": [0, 1]}, "seq_lengths shows 2 documents and"),
+        ({"input_ids": [5, 6], "seq_lengths": [1]}, "seq_lengths is [1]; legal are numbers from 1 that add up to 2"),
+        ({"input_ids": [5, 6], "seq_lengths": [1, 1], "position_ids": [0, 1]}, "seq_lengths gives 2 documents and"),
         ({"input_ids": [5, 6, 7], "attention_mask": [1, 0, 1]}, "attention_mask is not 1 on one range"),
-        ({"input_ids": [5]}, "no token behind the first of a document carries loss"),
-        ({"input_ids": [5, 6], "labels": [-100, -100]}, "no token behind the first of a document carries loss"),
+        ({"input_ids": [5]}, "no token after the first of a document carries loss"),
+        ({"input_ids": [5, 6], "labels": [-100, -100]}, "no token after the first of a document carries loss"),
     ],
 )
 def test_a_row_of_tokens_that_is_wrong_is_rejected(tmp_path: Path, row: Row, reason: str) -> None:
@@ -179,7 +179,7 @@ def test_a_value_of_a_turn_is_that_of_its_tokens_under_loss(tmp_path: Path) -> N
     assert np.array_equal(of_all["columns.logprobs"], np.where(learnt, -3, 0))
     assert of_text["columns.logprobs"].tolist() == np.where(of_text["labels"] != -100, 7, 0).tolist()
     assert rejects(out) == {
-        "none": "has no logprobs; a type that ends with or 0 lets rows lack it: float32 or 0",
+        "none": "has no logprobs; give it, or let rows lack it by the type 'float32 or 0'",
         "many": "logprobs has 3 entries, not 2: one for each turn of the assistant, or one number",
         "null": "logprobs is null or missing where a token carries loss",
         "each": "logprobs has 1 numbers in each entry, not one number",
@@ -228,8 +228,8 @@ def test_ranks_get_the_values_of_their_tokens(tmp_path: Path, layout: str) -> No
         ("{a: float64}", "token_columns: a is 'float64'; legal are float32, int32, bool"),
         ("{a: float32 x 0}", "token_columns: a is 'float32 x 0'"),
         ("{a: float32 x 2000}", "token_columns: a is 'float32 x 2000'"),
-        ("{tokens: int32}", "token_columns: 'tokens' is an array of every pack"),
-        ("{'a b': int32}", "token_columns: 'a b' is no name for a column"),
+        ("{tokens: int32}", "token_columns: 'tokens' is the name of an array in every pack"),
+        ("{'a b': int32}", "token_columns: 'a b' is not a legal name"),
         ("[a]", "token_columns: ['a'] is not a mapping"),
     ],
 )

@@ -104,9 +104,9 @@ def test_the_command_takes_the_expression(tmp_path: Path, capsys: pytest.Capture
         ("quality > (SELECT count(*) FROM read_csv('/etc/passwd'))", "disabled by configuration"),
         ("text IN (SELECT content FROM read_text('http://127.0.0.1/x'))", "disabled by configuration"),
         ("count(*) > 3", "GROUP BY"),
-        ("random() < 0.5", "random is another in each run"),
-        ("quality > 0.5 and now() > '2020-01-01'", "now is another in each run"),
-        ("current_date > '2020-01-01'", "current_date is another in each run"),
+        ("random() < 0.5", "random changes from run to run"),
+        ("quality > 0.5 and now() > '2020-01-01'", "now changes from run to run"),
+        ("current_date > '2020-01-01'", "current_date changes from run to run"),
     ],
 )
 def test_an_expression_that_cannot_be_asked_is_one_line(tmp_path: Path, where: str, words: str) -> None:
@@ -115,7 +115,7 @@ def test_an_expression_that_cannot_be_asked_is_one_line(tmp_path: Path, where: s
         packed(written(tmp_path / "rows"), tmp_path / "out", [*SETTINGS, f"where={json.dumps(where)}"])
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert "another in each run" in str(refused.value) or str(refused.value).endswith(
+    assert "changes from run to run" in str(refused.value) or str(refused.value).endswith(
         "rows.jsonl has id, text, source, quality, licence"
     )
 

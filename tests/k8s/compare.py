@@ -2,8 +2,8 @@
 
     python tests/k8s/compare.py CRD.yaml ...
 
-The files are CustomResourceDefinitions as the operators publish them. Each is named with its SHA-256;
-docs/cluster.md lists their releases.
+The files are CustomResourceDefinitions as the operators publish them. Each is named with its SHA-256, which
+docs/cluster.md lists.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def dry_run(config: TrainConfig) -> DryRun:
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ConfigError(
                 f"--dry-run: {job.config.model} makes the host wait for a size that only the device knows "
-                f"({str(error).splitlines()[0]}): nothing can be counted beyond"
+                f"({str(error).splitlines()[0]}), so the step cannot be counted"
             ) from None
         finally:
             dist.destroy_process_group()

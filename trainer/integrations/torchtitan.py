@@ -390,7 +390,7 @@ def _take_attention(model: Any) -> tuple[int, int]:
         unknown = [part for part, known in parts if type(part) not in known]
         if unknown or getattr(inner, "window_size", (-1, 0)) != (-1, 0):
             raise ConfigError(
-                f"layer {number} has {_name([*unknown, inner][0])}, which packs are not known to follow: take a dense "
+                f"layer {number} has {_name([*unknown, inner][0])}, which packs do not support: take a dense "
                 "llama3 or qwen3 of torchtitan, with attention over whole documents"
             )
         attention.inner_attention = PackedAttention.Config()

@@ -269,7 +269,7 @@ def draw_adapters(model: Any, seed: int) -> None:
                 nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
         elif ".lora_B." not in name or any(config.init_lora_weights is not True for config in configs):
             raise ConfigError(
-                f"{name} is of an adapter whose first values load_sharded cannot draw: take LoraConfig's adapters of "
+                f"{name} belongs to an adapter that load_sharded cannot initialise: take LoraConfig's adapters of "
                 "linear layers, with init_lora_weights=True"
             )
         _fill_one(parameter, drawn)

@@ -85,7 +85,7 @@ def parse_document(
     }
     for column in token_columns:
         if column.name not in given and not column.optional:
-            bad(f"has no {column.name}; a type that ends with or 0 lets rows lack it: {column.dtype} or 0")
+            bad(f"has no {column.name}; give it, or let rows lack it by the type '{column.dtype} or 0'")
     if reason := overlooked(
         {name: kind_of_value(value) for name, value in given.items()}, found, {*values, *dict(keep_columns)}
     ):

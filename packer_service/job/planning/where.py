@@ -145,7 +145,9 @@ def _refuse_changing(expression: str) -> None:
     called = {name.lower() for name in re.findall(r"(\w+)\s*\(", expression)}
     changing = sorted((called & names) | (words_of(expression) & _NOW))
     if changing:
-        raise ConfigError(f"where {expression!r:.200}: {changing[0]} is another in each run; use columns and constants")
+        raise ConfigError(
+            f"where {expression!r:.200}: {changing[0]} changes from run to run; use columns and constants"
+        )
 
 
 def _in_a_line(error: Exception) -> str:

@@ -129,7 +129,10 @@ def check_preferences(sequence: PackedSequence, spans: list[DocumentSpan]) -> It
         found = [int(labelled[branch == each].sum()) for each in range(int(branch.max(initial=0)) + 1)]
         name = f"documents[{number}], a preference,"
         if len(found) != 3 or found[0] or not all(found[1:]):
-            yield PreferencesInvalid, f"{name} has {found} labels by branch, not none in 0 and some in 1 and 2 each"
+            yield (
+                PreferencesInvalid,
+                f"{name} has {found} labels by branch; legal are none in branch 0 and some in 1 and 2",
+            )
         if (sequence.pool_ids[own][branch > 0] != NOT_POOLED).any():
             yield PreferencesInvalid, f"{name} has pooled rows in a branch"
 

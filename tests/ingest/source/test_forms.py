@@ -595,7 +595,7 @@ def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "a", "chosen": "b"}, "chosen alone is no preference; the form preferences reads both answers"),
+        ({"question": "a", "chosen": "b"}, "chosen alone is not a preference; the form preferences reads both answers"),
         ({"prompt": "a", "completions": ["b"], "labels": [True]}, "completions are steps"),
         ({"prompt": "a"}, "prompt alone is no form; the nearest, prompt_completion, needs completion beside it"),
         ({"question": "a", "label": 3}, "question alone .* question_answer, needs output beside it"),

@@ -101,7 +101,7 @@ def test_columns_of_no_form_end_the_command(tmp_path: Path, write_file: str) -> 
     write(tmp_path / "a.jsonl", row)
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     with pytest.raises(
-        ConfigError, match=f"SOURCE {write_file}: chosen alone is no preference.*--ignore '{write_file}'"
+        ConfigError, match=f"SOURCE {write_file}: chosen alone is not a preference.*--ignore '{write_file}'"
     ):
         listed(tmp_path / write_file)
     write(tmp_path / "b.jsonl", {"prompt": "a", "completion": "b", "label": True})

@@ -291,7 +291,7 @@ def test_what_load_sharded_cannot_draw_is_refused(folder_of: Callable[..., Path]
             config = peft.LoraConfig(target_modules=["q_proj"], **given)
             return peft.get_peft_model(model, config, low_cpu_mem_usage=True)
 
-        with pytest.raises(ConfigError, match="first values load_sharded cannot draw"):
+        with pytest.raises(ConfigError, match="that load_sharded cannot initialise"):
             load_sharded(folder_of("qwen3") / "model", wrap)
 
 

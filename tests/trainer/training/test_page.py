@@ -34,7 +34,8 @@ def test_the_loop_of_the_page_trains(texts: Path, tmp_path: Path) -> None:
 
 def test_the_command_of_the_page_has_options_that_exist() -> None:
     """Fails when an option of the command is renamed, or a value is no longer legal."""
-    [command] = re.findall(r"-m preshard\.train (.*?)\n```", PAGE.partition("## Train Qwen3-VL")[2], re.DOTALL)
+    section = PAGE.partition("## Train Qwen3-VL")[2].partition("\n## ")[0]
+    [command] = re.findall(r"-m preshard\.train (.*?)\n```", section, re.DOTALL)
     config = cli.main(command.replace("\\\n", " ").split(), standalone_mode=False)
     assert isinstance(config, TrainConfig)
     assert (config.cp_size, config.export) == (8, Path("run/model"))

@@ -228,7 +228,7 @@ def overlooked(columns: Columns, form: Form, named_by_user: Collection[str] = ()
         leave_out = f"--set 'ignore_columns=[{named(name)}]' leaves it out"
         if name in _PREFERENCES and form is not MESSAGES:
             remedy = "--form preferences reads chosen and rejected, and a prompt"
-            return f"the column {name} makes these preferences, and {form.title} reads none; {remedy}; {leave_out}"
+            return f"{form.title} does not read the column {name} of a preference; {remedy}; {leave_out}"
         if (place := _BELONGS.get(form.name)) and name in place[1]:
             return f"the column {name} is not read by {form.title}; write it into the {place[0]}, or {leave_out}"
         if name == "label" and columns[name] == FLAG and form.name in ("prompt_completion", "question_answer"):
@@ -262,8 +262,8 @@ def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
 def formless(columns: Columns) -> str:
     """Why rows with these columns have no form, and what comes nearest."""
     if found := sorted(_PREFERENCES & columns.keys()):
-        nearest = "the form preferences reads both answers as chosen and rejected: rename them"
-        return f"{' and '.join(found)} alone is no preference; {nearest}"
+        nearest = "the form preferences reads both answers, as chosen and rejected: rename the columns"
+        return f"{' and '.join(found)} alone is not a preference; {nearest}"
     if "completions" in columns:
         return "completions are steps, each with a label, which cannot be packed; give prompt and completion"
     missing = [

@@ -187,7 +187,7 @@ def parse_prompt_completion(row: dict[str, Any]) -> Document:
     """The form ``prompt_completion`` of TRL: loss on the completion only; both are strings, or lists of messages."""
     for name in PREFERENCES:
         if name in row:
-            bad(f"{name} makes this a preference; give prompt and completion, or prompt, chosen and rejected")
+            bad(f"{name} belongs to a preference; give prompt and completion, or prompt, chosen and rejected")
     for name in ("prompt", "completion"):
         if name not in row:
             bad(f"has no {name}")
@@ -206,7 +206,7 @@ def parse_preferences(row: dict[str, Any]) -> Document:
     """
     for name in PREFERENCES:
         if name not in row:
-            bad(f"has no {name}; a preference has both")
+            bad(f"has no {name}; a preference needs chosen and rejected")
     given = {name: _side(row[name]) for name in ("prompt", *PREFERENCES) if name in row}
     first, *others = given
     for name in others:
@@ -226,7 +226,7 @@ def parse_preferences(row: dict[str, Any]) -> Document:
         before = turns.get("prompt", turns["chosen"][:shared])
         for name in PREFERENCES:
             if not turns[name][shared:]:
-                bad(f"{name} has no messages behind the prompt; both must answer it")
+                bad(f"{name} has no messages after the prompt; both must answer it")
         sides = [_of_turns(row, before, turns[name][shared:]) for name in PREFERENCES]
     chosen, rejected = sides
     if any(turn.loss not in (0, 1) for side in sides for turns in side.branches for turn in turns):

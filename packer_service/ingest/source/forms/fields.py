@@ -107,7 +107,7 @@ def kept_value(kind: str, value: Any, where: str) -> Kept:
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
-    bad(f"{where} is {shown(value)}, not of the type {kind} that keep_columns gives it")
+    bad(f"{where} is {shown(value)}; keep_columns asks for {kind}: mend the value, or change the type")
 
 
 def whole_number(value: Any, where: str, most: int) -> int:

@@ -98,13 +98,13 @@ def _lengths(row: dict[str, Any], n: int) -> tuple[int, ...] | None:
         if name in row:
             given = whole_numbers(row[name], name)
             if (given < 1).any() or given.sum() != n:
-                bad(f"{name} is {shown(row[name])}, which is not at least 1 each and {n} together, as {IDS} has")
+                bad(f"{name} is {shown(row[name])}; legal are numbers from 1 that add up to {n}, the length of {IDS}")
             found[name] = tuple(given.tolist())
     if POSITIONS in row:
         found[POSITIONS] = _by_positions(_of_length(whole_numbers(row[POSITIONS], POSITIONS), n, POSITIONS))
     if len(set(found.values())) > 1:
         (one, a), (other, b) = list(found.items())[:2]
-        bad(f"{one} shows {len(a)} documents and {other} {len(b)}, or of other lengths; give one of them")
+        bad(f"{one} gives {len(a)} documents and {other} {len(b)}, with other edges; give one of the two")
     return next(iter(found.values()), None)
 
 
@@ -136,7 +136,7 @@ def float_numbers(value: Any, where: str) -> np.ndarray:
     value = parsed_json(value, where)
     given = _plain_array(listed(value, where), where)
     if given.dtype.kind not in "biuf" or given.ndim not in (1, 2):
-        bad(f"{where} is {shown(value)}, not a list of numbers, or of lists of as many numbers each")
+        bad(f"{where} is {shown(value)}, not a list of numbers, or of equally long lists of numbers")
     return given.astype(np.float64)
 
 
