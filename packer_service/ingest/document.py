@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
 
-from preshard.schemas.columns import Kept
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.secrets import without_secrets
+
+if TYPE_CHECKING:  # each decoder imports this file, and would wait for these
+    from jaxtyping import Bool, Float32, Int64
+
+    from preshard.schemas.columns import Kept
 
 MediumKind = Literal["image", "video"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]

@@ -65,7 +65,7 @@ def test_a_row_is_measured_the_same_twice(
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     [fragment] = list_fragments(list_sources([str(path)]).files)
     config = load_config(None, SETTINGS)
-    measured, n_lines, _ = measure_fragment(fragment, config)
+    measured, n_lines, *_ = measure_fragment(fragment, config)
     assert n_lines == len(rows) == measured.num_rows
     assert all((row["code"] in REJECT_CODES) != (row["tokens"] is not None) for row in measured.to_pylist())
     assert measured.equals(measure_fragment(fragment, config)[0])
@@ -95,7 +95,7 @@ def test_damaged_parquet_is_rejected_or_refused(tmp_path: Path, damaged_tables: 
             outcomes["refused"] += 1
             continue
         for fragment in fragments:
-            table, _, _ = measure_fragment(fragment, config)
+            table, *_ = measure_fragment(fragment, config)
             outcomes.update(code or "packed" for code in table["code"].to_pylist())
     assert outcomes.keys() <= {"refused", "packed", *REJECT_CODES}
     assert min(outcomes[what] for what in ("refused", "packed", "bad_row")) > 3

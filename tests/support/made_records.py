@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,6 +42,7 @@ class MadeRecords:
     unused_columns: ClassVar[dict[str, int]] = {}
     mixture = SimpleNamespace(left_out=0)
     n_numbered = 0
+    filtered: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
