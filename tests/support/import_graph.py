@@ -10,15 +10,21 @@ from importlib.metadata import packages_distributions
 import grimp
 from packaging.utils import canonicalize_name
 
+HUB = "preshard.schemas.files.hub"
+"""What hf:// asks for, and names the package of where it is missing."""
+
 COMMANDS = {
+    "": [HUB],
     "serve": [
+        HUB,
+        "preshard.packer_service.publish",
         "preshard.packer_service.api.pack",
         "preshard.packer_service.demo",
         "preshard.packer_service.job",
         "preshard.packer_service.runtime.ray",
     ],
     "pack": ["preshard.packer_service.http", "preshard.packer_service.demo"],
-    "train": ["preshard.trainer.integrations.energon", "preshard.trainer.integrations.torchtitan"],
+    "train": [HUB, "preshard.trainer.integrations.energon", "preshard.trainer.integrations.torchtitan"],
 }
 """What the command line imports for commands of other extras, and what only other trainers' users import."""
 

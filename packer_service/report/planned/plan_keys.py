@@ -32,6 +32,7 @@ UNANSWERED = {
     "token_columns": NO_ROW,
     "keep_columns": NO_ROW,
     "split": NO_ROW,
+    "where": NO_ROW,
     "source": NO_ROW,
     "decoder_mib": "a plan decodes nothing",
     "turns": NO_TEXT,
