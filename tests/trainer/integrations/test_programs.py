@@ -88,8 +88,11 @@ CASES = {
         ranks=(2,),
     ),
     "lora": Case(
-        title="LoRA",
-        changes=(("model = get_peft", "torch.manual_seed(0)\nmodel = get_peft"), ('"v_proj"]', '"v_proj"], **RANDOM')),
+        title=TRAINER,
+        changes=(
+            ("trainer = Pack", f"torch.manual_seed(0)\n{PROGRAMS['LoRA']}trainer = Pack"),
+            ('"v_proj"]', '"v_proj"], **RANDOM'),
+        ),
         adapters=True,
         ranks=(2,),
     ),
