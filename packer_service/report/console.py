@@ -149,7 +149,7 @@ def _allowance(rejected: int, rows: int) -> float:
 
 def unread_lines(columns: Mapping[str, int], files: Mapping[str, int], filtered: Mapping[str, int]) -> list[str]:
     """What of the source nothing read: rows that ``where`` left out, columns of rows, and files in its folders."""
-    lines = [f"rows that where left out, by source: {_most(filtered)}"] if filtered else []
+    lines = [f"rows left out by --where, by source: {_most(filtered)}"] if filtered else []
     lines += [f"columns that nothing read, by number of files: {_most(columns)}"] if columns else []
     return [*lines, f"skipped files (not a source): {_most(files)}"] if files else lines
 

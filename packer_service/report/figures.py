@@ -195,7 +195,7 @@ FIGURES = (
         better="less",
         value="most_keys",
         label="most keys fetched",
-        explain="tokens whose keys the rank that fetches most needs and does not hold; gather attention keeps them all",
+        explain="keys, in tokens, that one rank must fetch at most; gather attention holds them all",
         where=("comparison", "page"),
         worst="one rank fetches the keys of {value:,.0f} tokens",
     ),

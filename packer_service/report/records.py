@@ -189,7 +189,7 @@ class Unread(Figures):
     unread_files: dict[str, int] = Field(
         description="Files in the source's folders that are no source, by a pattern of their names."
     )
-    filtered: dict[str, int] = Field(description="Rows that `where` left out, by source. They are no rejects.")
+    filtered: dict[str, int] = Field(description="Rows that `where` left out, by source. They are not rejects.")
 
 
 class Warned(Figures):

@@ -92,7 +92,7 @@ def test_the_command_takes_the_expression(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit, match="0"):
         main(["pack", str(source), "--out", str(out), "--where", WHERE, *settings])
     check(out)
-    said = f"rows that where left out, by source: web ({LEFT_OUT['web']}), books ({LEFT_OUT['books']})"
+    said = f"rows left out by --where, by source: web ({LEFT_OUT['web']}), books ({LEFT_OUT['books']})"
     assert said in capsys.readouterr().out
 
 

@@ -76,7 +76,7 @@ class Lora:
             own = names_of(model, target, "--lora-targets") & (linear - output)
             if not own:
                 raise ConfigError(
-                    f"--lora-targets is {target}, which names no linear layer besides the output projection: name "
+                    f"--lora-targets is {target}, which matches no linear layer but the output projection: name "
                     "linear layers, such as q_proj"
                 )
             found |= own
@@ -113,7 +113,7 @@ class Parts:
         for part, _ in self.rates:
             own = names_of(applied, part, "--lr-part")
             if not any(each.requires_grad for name, each in named_parameters(applied) if name in own):
-                raise ConfigError(f"--lr-part is {part}, of which nothing trains: leave it out, or freeze less")
+                raise ConfigError(f"--lr-part is {part}, all of which is frozen: leave it out, or freeze less")
         return applied
 
     def rate_of(self, model: Any) -> Callable[[Tensor], int]:

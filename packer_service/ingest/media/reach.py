@@ -150,7 +150,7 @@ def _with_options(root: str, place: _Place) -> str:
 
 
 def _outside(uri: str, place: _Place) -> str:
-    limit = "lies outside of SOURCE and of what the command allows besides"
+    limit = "lies outside of SOURCE and the allowed folders"
     if is_absolute(uri):
         return f"{limit}; add --allow-media {_quoted(without_secrets(place.folder))}"
     # The row's own words: rejects read the same wherever the source lies.

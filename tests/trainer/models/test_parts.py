@@ -304,9 +304,13 @@ def test_parts_are_named_or_refused_in_one_line(
         (vision, Parts(freeze=("visual.merge",)), r"--freeze is visual.merge, which .* such as visual\.merger, "),
         (text, Parts(freeze=("vision",)), "--freeze is vision, and qwen3 is a model of text"),
         (vision, Parts(freeze=("vision", "language")), "--freeze vision --freeze language leaves nothing to train"),
-        (vision, Parts(freeze=("vision",), rates=(("visual", 1.0),)), "--lr-part is visual, of which nothing trains"),
-        (vision, Parts(lora=Lora(rank=1, alpha=1, targets=("norm",))), "--lora-targets is norm, which names no linear"),
-        (vision, Parts(lora=Lora(rank=1, alpha=1, targets=("lm_head",))), "names no linear layer besides the output"),
+        (vision, Parts(freeze=("vision",), rates=(("visual", 1.0),)), "--lr-part is visual, all of which is frozen"),
+        (
+            vision,
+            Parts(lora=Lora(rank=1, alpha=1, targets=("norm",))),
+            "--lora-targets is norm, which matches no linear",
+        ),
+        (vision, Parts(lora=Lora(rank=1, alpha=1, targets=("lm_head",))), "matches no linear layer but the output"),
     ):
         with pytest.raises(ConfigError, match=said) as raised:
             parts.apply(empty_model(folder))
