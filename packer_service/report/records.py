@@ -176,7 +176,7 @@ class SourceShare(Figures):
 class Mixture(Figures):
     """What each source got."""
 
-    left_out: int = Field(description="Documents that the mixture leaves out. They are no rejects.")
+    left_out: int = Field(description="Documents that the mixture leaves out. They are not rejects.")
     shares: dict[str, SourceShare] = Field(description="By source.")
 
 
