@@ -82,7 +82,7 @@ Kept = str | int | float | bool | None
 """What a document has in such a column; None where its row has nothing."""
 
 
-def _as_kept_columns(given: Any) -> Any:
+def as_kept_columns(given: Any) -> Any:
     """Names with their types, sorted, as :func:`_as_token_columns`."""
     pairs = _pairs(given, "{quality: float, licence: string}")
     for name, spelled in pairs:
@@ -111,7 +111,7 @@ TokenColumns = Annotated[
 ]
 
 KeptColumns = Annotated[
-    tuple[tuple[str, str], ...], BeforeValidator(_as_kept_columns), PlainSerializer(dict, return_type=dict[str, str])
+    tuple[tuple[str, str], ...], BeforeValidator(as_kept_columns), PlainSerializer(dict, return_type=dict[str, str])
 ]
 
 

@@ -123,6 +123,9 @@ DocumentRowInvalid = _rule("D10", "DocumentRowInvalid", "documents.parquet MUST 
 CarriedFileChanged = _rule(
     "D11", "CarriedFileChanged", "A file below model MUST have the size and SHA-256 that the manifest gives."
 )
+AnnotationsInvalid = _rule(
+    "D12", "AnnotationsInvalid", "annotations.parquet MUST be of this dataset, with the rows of documents.parquet."
+)
 
 # The shards
 ShardMissing = _rule("S1", "ShardMissing", "Every shard that the manifest lists MUST exist, with its index.")

@@ -1,4 +1,4 @@
-"""The commands that take a dataset: ``verify``, ``report``, ``serve``, ``energon`` and ``card``."""
+"""The commands that take a dataset: ``verify``, ``report``, ``serve``, ``annotate``, ``energon`` and ``card``."""
 
 from __future__ import annotations
 
@@ -111,3 +111,23 @@ def card(dataset: str, name: str | None, license_name: str | None) -> None:
 
     named = name or split_query(dataset)[0].rstrip("/").rpartition("/")[2]
     say(f"{dataset}: wrote {', '.join(write_card(dataset, name=named, license_name=license_name))}")
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("table")
+@click.option(
+    "--on", default="doc_id", show_default=True, metavar="COLUMN", help="Column of TABLE with documents' ids."
+)
+@click.option(
+    "--column", "columns", multiple=True, metavar="NAME", help="A column to join; repeatable. All by default."
+)
+@click.option("--replace", is_flag=True, help="Replace columns that were joined before.")
+def annotate(dataset: str, table: str, on: str, columns: tuple[str, ...], replace: bool) -> None:
+    """Join columns of TABLE (Parquet, CSV, JSON Lines; one row a document) to DATASET, for --where of later packing."""
+    from preshard.packer_service.publish.annotate import annotate as join_columns
+
+    joined = join_columns(dataset, table, on=on, columns=columns, replace=replace)
+    say(f"{dataset}: {', '.join(joined.columns)} of {joined.documents:,} of {joined.of_documents:,} documents")
+    if joined.unknown:
+        say(f"{joined.unknown:,} rows of {table} are of no document that is packed")

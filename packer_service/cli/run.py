@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from preshard.packer_service.cli.advice import advise, suggest
-from preshard.packer_service.cli.datasets import card, energon, report, serve, verify
+from preshard.packer_service.cli.datasets import annotate, card, energon, report, serve, verify
 from preshard.packer_service.cli.demo import demo_model, demo_source
 from preshard.packer_service.cli.options import say
 from preshard.packer_service.cli.sources import pack, plan, show
@@ -33,7 +33,21 @@ def cli() -> None:
     """Pack video, image and text documents into shards from which a context-parallel rank reads only its own part."""
 
 
-for _command in (demo_source, demo_model, suggest, show, pack, plan, verify, report, advise, serve, energon, card):
+for _command in (
+    demo_source,
+    demo_model,
+    suggest,
+    show,
+    pack,
+    plan,
+    verify,
+    report,
+    advise,
+    serve,
+    annotate,
+    energon,
+    card,
+):
     cli.add_command(_command)
 
 

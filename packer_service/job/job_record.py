@@ -127,7 +127,9 @@ def _stamp(file: Record) -> str:
     """Size and time of change of a file, or the id of a dataset."""
     if file.get("dataset"):
         dataset_id, manifest = (file["dataset"][name][:SHOWN_ID] for name in ("dataset_id", "manifest_sha256"))
-        return f"the dataset {dataset_id} with the manifest {manifest}"
+        annotations = file["dataset"].get("annotations_sha256")
+        joined = f" and the annotations {annotations[:SHOWN_ID]}" if annotations else ""
+        return f"the dataset {dataset_id} with the manifest {manifest}{joined}"
     seconds, nanoseconds = divmod(file.get("mtime_ns") or 0, 10**9)
     changed = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{file.get('size') or 0:,} bytes of {changed}.{nanoseconds // 10**6:03d}Z"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder, require_answer
+from preshard.packer_service.verify.annotations import check_annotations
 from preshard.packer_service.verify.folder import check_carried, check_files, check_manifest, check_shard_list
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS
 from preshard.packer_service.verify.measures_reader import MEASURES_FILE, MeasuresReader
@@ -22,6 +23,7 @@ from preshard.packer_service.verify.tables import TableCheck, TablesFound
 from preshard.packer_service.verify.verdict import Fault, Faults, Verdict
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.dataset.annotations import ANNOTATIONS
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import ConfigError, FormatError, ManifestMissing, MeasuresInvalid, PreshardError
 from preshard.schemas.files.secrets import without_secrets
@@ -115,6 +117,9 @@ class _Dataset:
             faults.extend([finding], file)
         progress.note(f"reading the tables of {manifest.counts.packs} packs")
         self.found = TableCheck(self.folder, manifest, config, faults, partition_rows).run()
+        if "documents.parquet" in self.found.rows and self.folder.is_file(ANNOTATIONS):
+            found = check_annotations(self.folder, manifest, self.found.rows["documents.parquet"])
+            faults.extend(found, ANNOTATIONS)
         self.checked.update(shards=0, packs=0, independent=0, images=0)
         counted = {name: rows for name, rows in self.found.rows.items() if name != "packs.parquet"}
         self.checked.update({name.removesuffix(".parquet"): rows for name, rows in counted.items()})

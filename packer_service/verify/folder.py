@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.annotations import ANNOTATIONS
 from preshard.schemas.errors import (
     CarriedFileChanged,
     DocumentLost,
@@ -56,7 +57,7 @@ def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding
 def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Every file that the manifest names is there, but for shards, and no other. Yields the file with what is wrong."""
     carried = [f"{MODEL}/{entry.name}" for entry in manifest.carried]
-    there, known = set(names), {MANIFEST, RUN, *TABLES, *carried, *BESIDE}
+    there, known = set(names), {MANIFEST, RUN, ANNOTATIONS, *TABLES, *carried, *BESIDE}
     for entry in manifest.tables:
         if entry.name in TABLES and entry.name not in there:
             yield entry.name, (TableMissing, "is not there")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from preshard.packer_service.publish.annotate import annotate as join_columns
 from preshard.schemas.errors import FORMAT_RULES
 from preshard.schemas.tables import TABLES
 
@@ -430,6 +431,46 @@ def document_left_out_of_the_table(data: Any) -> None:
 def document_in_a_pack_that_does_not_exist(data: Any) -> None:
     data.tables["documents.parquet"][-1]["pack_id"] = 1000
     data.save()
+
+
+def annotate(data: Any, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Writes sound annotations, as ``preshard annotate`` does, and then changes them."""
+    ids = sorted({row["doc_id"] for row in data.tables["documents.parquet"]})
+    given = data.path.parent / "given.parquet"
+    pq.write_table(pa.table({"doc_id": ids, "quality": [float(i) for i in range(len(ids))]}), given)
+    join_columns(str(data.path), str(given), on="doc_id")
+    name = data.path / "annotations.parquet"
+    pq.write_table(change(pq.read_table(name)), name)
+
+
+@breaks("D12")
+def annotations_of_another_dataset(data: Any) -> None:
+    annotate(data, lambda table: table.replace_schema_metadata({"preshard.dataset_id": "0" * 64}))
+
+
+@breaks("D12")
+def annotations_of_a_document_that_is_not_packed(data: Any) -> None:
+    annotate(data, lambda table: table.set_column(0, "doc_id", [["unknown", *table["doc_id"].to_pylist()[1:]]]))
+
+
+@breaks("D12")
+def annotations_of_one_document_twice(data: Any) -> None:
+    annotate(data, lambda table: pa.concat_tables([table, table.slice(0, 1)]))
+
+
+@breaks("D12")
+def annotations_with_a_column_of_the_documents(data: Any) -> None:
+    annotate(data, lambda table: table.append_column("length", [[1] * len(table)]))
+
+
+@breaks("D12")
+def annotations_with_a_number_that_is_not_finite(data: Any) -> None:
+    annotate(data, lambda table: table.set_column(2, "quality", [[float("nan")] * len(table)]))
+
+
+@breaks("D12")
+def annotations_that_are_no_table(data: Any) -> None:
+    (data.path / "annotations.parquet").write_bytes(b"doc_id,quality\n")
 
 
 def test_faults_of_one_rule_are_listed_twenty_times_and_counted_beyond(editable: Any, assert_breaks: Any) -> None:

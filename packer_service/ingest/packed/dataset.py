@@ -22,6 +22,7 @@ from preshard.packer_service.ingest.packed.pack import StoredPack
 from preshard.packer_service.ingest.source.file import RowReference, SourceFile, SourceRow
 from preshard.schemas.codec import HEAD, SEQUENCE, decode_head, decode_sequence, sample_key, shard_name
 from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.files.checksum import check_member
 from preshard.schemas.files.filesystem import join, locate
@@ -52,15 +53,14 @@ class StoredTable:
         dataset: the dataset's URI.
         label: how errors name the dataset.
         entry: the table in the manifest.
-        columns: those that are read.
+        columns: those that are read; None for all.
 
     Raises:
         ConfigError: it is gone, or is not what the manifest says.
         OSError: it cannot be read.
     """
 
-    def __init__(self, dataset: str, label: str, entry: TableEntry, columns: Sequence[str]) -> None:
-        self.columns = list(columns)
+    def __init__(self, dataset: str, label: str, entry: TableEntry, columns: Sequence[str] | None) -> None:
         filesystem, path = locate(join(dataset, entry.name))
         try:
             with filesystem.open_input_stream(path, compression=None, buffer_size=_BUFFER) as stream:
@@ -70,7 +70,8 @@ class StoredTable:
         if sha256 != entry.sha256:
             raise ConfigError(f"SOURCE {label}: {entry.name} is damaged (its SHA-256 is another than stored)")
         self._opened = filesystem.open_input_file(path)
-        self._file = pq.ParquetFile(self._opened)
+        self._file = pq.ParquetFile(self._opened, page_checksum_verification=True)
+        self.columns: list[str] = self._file.schema_arrow.names if columns is None else list(columns)
         self._last: tuple[list[int], pa.Table] = ([], self._file.schema_arrow.empty_table().select(self.columns))
 
     @property
@@ -152,8 +153,24 @@ class PackedDatasetSource:
         return self._table("documents.parquet", _ROWS)
 
     def documents_of(self, first_pack: int, end_pack: int) -> pa.Table:
-        """All columns of ``documents.parquet`` of some packs."""
-        return self._whole_documents.rows_of(first_pack, end_pack)
+        """All columns of ``documents.parquet`` of some packs, and those that were joined to it."""
+        table = self._whole_documents.rows_of(first_pack, end_pack)
+        if self._annotations is not None:
+            joined = self._annotations.rows_of(first_pack, end_pack)
+            if joined["doc_id"] != table["doc_id"]:
+                raise ConfigError(f"SOURCE {self.file.label}: {ANNOTATIONS} is not of its documents; annotate again")
+            for name in joined.column_names[len(PLACES) :]:
+                table = table.append_column(name, joined[name])
+        return table
+
+    @cached_property
+    def _annotations(self) -> StoredTable | None:
+        """What was joined to the documents, as it was when the dataset was listed."""
+        sha256 = None if self.file.dataset is None else self.file.dataset.annotations_sha256
+        if sha256 is None:
+            return None
+        entry = TableEntry(name=ANNOTATIONS, bytes=0, sha256=sha256, rows=self.manifest.counts.pieces)
+        return StoredTable(self.file.uri, self.file.label, entry, None)
 
     @cached_property
     def _whole_documents(self) -> StoredTable:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from functools import lru_cache
 from typing import IO, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from preshard.packer_service.ingest.source.file import DATASET, DatasetIdentity, SourceFile
+from preshard.schemas.dataset.annotations import ANNOTATIONS, annotations_faults
 from preshard.schemas.dataset.manifest_parts import SealedHead, read_sealed_head
 from preshard.schemas.errors import ConfigError, FormatError
 from preshard.schemas.files.filesystem import join, locate
@@ -35,8 +39,13 @@ def dataset_manifest(source: str) -> SealedHead | None:
             raise ConfigError(f"SOURCE {source}: {error}") from None
 
 
-def dataset_file(label: str, source: str, manifest: SealedHead) -> SourceFile:
-    """A dataset as one file of the job's sources."""
+def dataset_file(label: str, source: str, manifest: SealedHead, *, annotated: bool = False) -> SourceFile:
+    """A dataset as one file of the job's sources; ``annotated`` if its annotations are a part of what is packed.
+
+    Raises:
+        ConfigError: the annotations are of another dataset, or damaged.
+    """
+    annotations = _annotations_sha256(label, source, manifest.head) if annotated else None
     return SourceFile(
         label=label,
         uri=source,
@@ -44,8 +53,27 @@ def dataset_file(label: str, source: str, manifest: SealedHead) -> SourceFile:
         size=0,  # what a dataset holds is known by its hashes
         mtime_ns=0,
         form=DATASET,
-        dataset=DatasetIdentity(dataset_id=manifest.head.dataset_id, manifest_sha256=manifest.sha256),
+        dataset=DatasetIdentity(
+            dataset_id=manifest.head.dataset_id, manifest_sha256=manifest.sha256, annotations_sha256=annotations
+        ),
     )
+
+
+def _annotations_sha256(label: str, source: str, manifest: ManifestHead) -> str | None:
+    """The hash of a dataset's annotations; None if it has none."""
+    filesystem, path = locate(join(source, ANNOTATIONS))
+    if filesystem.get_file_info(path).type != fs.FileType.File:
+        return None
+    with filesystem.open_input_file(path) as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        opened.seek(0)
+        try:
+            faults = list(annotations_faults(pq.read_schema(opened), manifest))
+        except pa.ArrowInvalid:
+            faults = ["is damaged; remove it and annotate again"]
+    if faults:
+        raise ConfigError(f"SOURCE {label}: {ANNOTATIONS} {faults[0]}")
+    return digest
 
 
 @lru_cache(maxsize=16)

@@ -18,10 +18,14 @@ DATASET = "dataset"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetIdentity:
-    """Which packed dataset a source is: its id, and the hash of its manifest, which covers every byte of it."""
+    """Which packed dataset a source is: its id, and the hash of its manifest, which covers every byte of it.
+
+    ``annotations_sha256`` is the hash of its annotations where ``where`` may ask for them and there are some.
+    """
 
     dataset_id: str
     manifest_sha256: str
+    annotations_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

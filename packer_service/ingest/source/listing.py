@@ -107,7 +107,7 @@ def list_sources(
     for label, source in zip(label_sources(sources), sources, strict=True):
         manifest = dataset_manifest(source)
         if manifest is not None:
-            found.append(dataset_file(label, source, manifest))
+            found.append(dataset_file(label, source, manifest, annotated=settings.where is not None))
             continue
         listed = _Listed(label=label, source=source, named_by_file=settings.source == "from_file")
         entries = [

@@ -1,0 +1,148 @@
+"""``preshard annotate``: joins columns of a table to the documents of a finished dataset, without rewriting it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from preshard.packer_service.publish.given_table import read_given
+from preshard.packer_service.report.dataset import open_dataset
+from preshard.packer_service.runtime.scratch import scratch_folder
+from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.connect import connect
+from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults, annotations_schema
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import ManifestHead
+
+GROUP_ROWS = 65_536
+"""Rows of a row group, as those of the other tables."""
+
+_ROW, _ID, _GIVEN = "preshard row", "preshard id", "preshard given"
+"""Names that no column may have."""
+
+_JOINED = """
+SELECT documents.*, given.* EXCLUDE "preshard id" FROM documents LEFT JOIN given ON doc_id = given."preshard id"
+ORDER BY documents."preshard row"
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Annotated:
+    """What was joined: ``columns`` by name, to ``documents`` of ``of_documents``; ``unknown`` rows have another id."""
+
+    columns: list[str]
+    documents: int
+    of_documents: int
+    unknown: int
+
+
+def annotate(location: str, table: str, *, on: str, columns: Sequence[str] = (), replace: bool = False) -> Annotated:
+    """Writes ``annotations.parquet`` into a dataset's folder, whole or not at all; the same table gives the same bytes.
+
+    Columns of earlier calls stay. Documents without a row have null. The table is in memory, the documents are not.
+
+    Args:
+        location: the dataset.
+        table: path or URI of a Parquet, CSV, TSV or JSON Lines file with one row a document.
+        on: its column of documents' ids.
+        columns: those that are joined; by default all others.
+        replace: whether they may take the place of columns that an earlier call joined.
+
+    Raises:
+        ConfigError: there is no such dataset or table; the table cannot be joined, and why.
+        FormatError: the dataset is broken.
+    """
+    folder, manifest = open_dataset(location)
+    given = read_given(table, on, columns)
+    names = [name for name in given.column_names if name != on]
+    with _before(folder, manifest) as before:
+        has = before.schema_arrow.names[len(PLACES) :] if folder.is_file(ANNOTATIONS) else []
+        again = [name for name in has if name.lower() in {each.lower() for each in names}]
+        if again and not replace:
+            raise ConfigError(
+                f"DATASET {location}: has the annotation {again[0]!r} already; give --replace, or rename the column"
+            )
+        stays = {name: before.schema_arrow.field(name).type for name in has if name not in again}
+        try:
+            schema = annotations_schema(stays | {name: given.schema.field(name).type for name in names}, manifest)
+        except ValueError as error:
+            raise ConfigError(f"TABLE {table}: {error}") from None
+        found = np.zeros(len(given), np.bool_)
+        numbered = given.rename_columns([_ID, *names]).append_column(_GIVEN, pa.array(np.arange(len(given))))
+        with folder.writer(ANNOTATIONS) as sink:
+            with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema, compression="zstd", write_page_checksum=True) as to:
+                for part in _joined(_numbered(before, [*PLACES.names, *stays]), numbered):
+                    found[part[_GIVEN].drop_null().to_numpy()] = True
+                    to.write_table(part.select(schema.names).cast(schema), row_group_size=GROUP_ROWS)
+            if not found.any():
+                raise ConfigError(_nothing_matches(location, table, on, given, before))
+    return Annotated(
+        columns=sorted(names),
+        documents=int(found.sum()),
+        of_documents=manifest.counts.documents,
+        unknown=int((~found).sum()),
+    )
+
+
+@contextmanager
+def _before(folder: Folder, manifest: ManifestHead) -> Iterator[pq.ParquetFile]:
+    """The table that columns are joined to: the annotations that there are, or else the documents."""
+    name = ANNOTATIONS if folder.is_file(ANNOTATIONS) else "documents.parquet"
+    try:
+        with folder.open(name) as opened:
+            file = pq.ParquetFile(opened, page_checksum_verification=True)
+            for fault in annotations_faults(file.schema_arrow, manifest) if name == ANNOTATIONS else ():
+                raise ConfigError(f"DATASET {folder.location}: {name} {fault}")
+            yield file
+    except pa.ArrowInvalid as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"DATASET {folder.location}: {name} is damaged ({reason}); preshard verify says more"
+        ) from None
+
+
+def _numbered(file: pq.ParquetFile, columns: Sequence[str]) -> pa.RecordBatchReader:
+    """The rows with their numbers, as they are read."""
+    fields = [file.schema_arrow.field(name) for name in columns]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        first = 0
+        for batch in file.iter_batches(GROUP_ROWS, columns=list(columns)):
+            yield batch.append_column(_ROW, pa.array(np.arange(first, first + len(batch))))
+            first += len(batch)
+
+    return pa.RecordBatchReader.from_batches(pa.schema([*fields, (_ROW, pa.int64())]), batches())
+
+
+def _joined(documents: pa.RecordBatchReader, given: pa.Table) -> Iterator[pa.Table]:
+    """The documents in their order, each with its row of the table or nulls, so many rows at a time."""
+    with (
+        scratch_folder("preshard-annotate-") as scratch,
+        connect({"documents": documents, "given": given}, scratch=scratch) as tables,
+    ):
+        reader = tables.sql(_JOINED).to_arrow_reader(GROUP_ROWS)
+        waiting = reader.schema.empty_table()
+        for batch in reader:
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch])])
+            while len(waiting) >= GROUP_ROWS:  # DuckDB's batches may differ from run to run
+                yield waiting.slice(0, GROUP_ROWS).combine_chunks()
+                waiting = waiting.slice(GROUP_ROWS)
+        if len(waiting):
+            yield waiting.combine_chunks()
+
+
+def _nothing_matches(location: str, table: str, on: str, given: pa.Table, before: pq.ParquetFile) -> str:
+    first = next((batch["doc_id"][0].as_py() for batch in before.iter_batches(1, columns=["doc_id"])), None)
+    ids = pc.cast(given[on], pa.string())
+    such = f", such as {ids[0].as_py()!r:.80}" if len(ids) else ""
+    has = "no documents" if first is None else f"documents such as {first!r:.80}"
+    return (
+        f"TABLE {table}: none of its {len(given):,} ids{such}, is in DATASET {location}, which has {has}; "
+        "give the column of doc_id with --on"
+    )

@@ -1,0 +1,63 @@
+"""``annotations.parquet``: columns joined to a finished dataset, row for row beside those of ``documents.parquet``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from preshard.schemas.columns import as_kept_columns
+from preshard.schemas.manifest import ManifestHead
+from preshard.schemas.tables import DOCUMENTS, KEPT
+
+ANNOTATIONS = "annotations.parquet"
+
+PLACES = pa.schema([DOCUMENTS.field(name) for name in ("doc_id", "pack_id")])
+"""Its first columns, equal to those of ``documents.parquet``; so the rows of a few packs are found without a join."""
+
+_DATASET, _DOCUMENTS = "preshard.dataset_id", "preshard.documents_sha256"
+
+
+def annotations_schema(columns: dict[str, pa.DataType], manifest: ManifestHead) -> pa.Schema:
+    """The schema of a dataset's annotations, with what they are made for in its metadata.
+
+    Raises:
+        ValueError: a name or a type is not legal, or a column is in ``documents.parquet`` already.
+    """
+    schema = pa.schema([*PLACES, *sorted(columns.items())], {_DATASET: manifest.dataset_id, _DOCUMENTS: _sha(manifest)})
+    for fault in annotations_faults(schema, manifest):
+        raise ValueError(fault)
+    return schema
+
+
+def annotations_faults(schema: pa.Schema, manifest: ManifestHead) -> Iterator[str]:
+    """What is wrong with annotations that have this schema, but for their rows."""
+    metadata = schema.metadata or {}
+    for key, wanted in ((_DATASET, manifest.dataset_id), (_DOCUMENTS, _sha(manifest))):
+        found = metadata.get(key.encode(), b"").decode(errors="replace")
+        if found != wanted:
+            name = key.removeprefix("preshard.")
+            yield f"is for the {name} {found!r:.80}; the dataset has {wanted!r}: remove the file and annotate again"
+    if list(schema)[: len(PLACES)] != list(PLACES):
+        yield f"begins with the columns {schema.names[: len(PLACES)]}, not {PLACES.names} with their types"
+        return
+    added = list(schema)[len(PLACES) :]
+    names = [field.name.lower() for field in added]
+    taken = {name.lower() for name in (*DOCUMENTS.names, *manifest.config.get("keep_columns", {}))}
+    for number, field in enumerate(added):
+        if names[number] in taken or names[number] in names[:number]:
+            yield f"has the column {field.name!r:.120}, which the documents have already; leave it out, or rename it"
+    try:
+        as_kept_columns({field.name: kind_of(field.type) for field in added})
+    except ValueError as error:
+        yield str(error)
+
+
+def kind_of(type_: Any) -> str:
+    """The name of a column's type, as ``keep_columns`` spells it; Arrow's own where it has none."""
+    return next((kind for kind, each in KEPT.items() if each == type_), str(type_))
+
+
+def _sha(manifest: ManifestHead) -> str:
+    return next((entry.sha256 for entry in manifest.tables if entry.name == "documents.parquet"), "")
