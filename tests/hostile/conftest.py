@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hostile_corpus import HostileFile, bombs, damaged, lies, row_id, seed_files, write_corpus
 from hostile_images import deep_colour_png
 from hostile_rows import RowGrammar, broken_lines, drawn_lines
-from hostile_tables import damaged_parquet, parquet, typed_tables
+from hostile_tables import damaged_indexes, damaged_parquet, parquet, typed_tables
 from hostile_videos import Form, encode
 
 
@@ -79,3 +79,9 @@ def hostile_tables() -> list[tuple[str, bytes, int, int]]:
 @pytest.fixture(scope="session")
 def damaged_tables() -> list[bytes]:
     return list(damaged_parquet(60, seed=2))
+
+
+@pytest.fixture(scope="session")
+def damaged_pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, bytes]]:
+    """Indexed datasets of tokens: index and tokens."""
+    return list(damaged_indexes(tmp_path_factory.mktemp("indexed"), 300, seed=4))

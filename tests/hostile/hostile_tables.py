@@ -1,15 +1,17 @@
-"""Parquet files whose columns have every wrong type, or whose bytes are damaged."""
+"""Parquet files whose columns have every wrong type, and tables and indexed datasets whose bytes are damaged."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from indexed_files import write_indexed
 
 TEXT = pa.array(["one word", "two words", None, ""])
 _PART = pa.struct([("type", pa.string()), ("text", pa.string()), ("image", pa.string()), ("bytes", pa.binary())])
@@ -88,3 +90,22 @@ def damaged_parquet(count: int, seed: int) -> Iterator[bytes]:
         for place in rng.integers(low, high, int(2 ** rng.uniform(0, 4))).tolist():
             data[place] = int(rng.choice([0, 1, 127, 128, 255, rng.integers(256)]))
         yield bytes(data)
+
+
+def damaged_indexes(folder: Path, count: int, seed: int) -> Iterator[tuple[bytes, bytes]]:
+    """Index and tokens of whole datasets, with some bytes of the index changed, or one of both cut short."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        sizes = rng.integers(0, 4, 40).tolist()
+        documents = [[rng.integers(100, 120, rng.integers(0, 9)).tolist() for _ in range(size)] for size in sizes]
+        modes = [0] * sum(sizes) if number % 3 == 0 else None
+        path = write_indexed(folder / "f.bin", documents, ("int32", "uint16", "int64")[number % 3], modes)
+        index, tokens = bytearray(path.with_suffix(".idx").read_bytes()), path.read_bytes()
+        low, high = (0, 34) if rng.random() < 0.2 else (34, len(index))
+        for place in rng.integers(low, high, int(2 ** rng.uniform(0, 4))).tolist():
+            index[place] = int(rng.choice([0, 1, 127, 128, 255, rng.integers(256)]))
+        cut = rng.random()
+        yield (
+            bytes(index[: rng.integers(len(index))] if cut < 0.05 else index),
+            tokens[: rng.integers(len(tokens))] if cut > 0.95 else tokens,
+        )

@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests" / "benchmarks")]
+TESTS = ROOT / "tests"
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(TESTS / "benchmarks"), str(TESTS / "support")]
 
 from hostile_rows import broken_lines, drawn_lines, large_lines  # noqa: E402
 from hostile_tables import damaged_parquet, parquet, typed_tables  # noqa: E402

@@ -109,3 +109,23 @@ def test_no_reason_spells_the_line(tmp_path: Path, line: bytes) -> None:
     [(_, _, row)] = read_fragment(fragment).rows
     assert isinstance(row, DocumentError)
     assert len(str(row)) < 200
+
+
+def test_damaged_indexes_are_rejected_or_refused(tmp_path: Path, damaged_pairs: list[tuple[bytes, bytes]]) -> None:
+    """Fails when a wrong index crashes a task, or a document is neither packed nor rejected."""
+    config, outcomes = load_config(None, SETTINGS), Counter[str]()
+    for number, (index, tokens) in enumerate(damaged_pairs):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(tokens)
+        path.with_suffix(".idx").write_bytes(index)
+        try:
+            fragments = list_fragments(list_sources([str(path)]).files)
+        except ConfigError:
+            outcomes["refused"] += 1
+            continue
+        table, n_rows, *_ = measure_fragment(fragments[0], config)
+        assert len(fragments) == 1
+        assert n_rows == len(table) == 40
+        outcomes.update(code or "packed" for code in table["code"].to_pylist())
+    assert outcomes.keys() <= {"refused", "packed", *REJECT_CODES}
+    assert min(outcomes[what] for what in ("refused", "packed", "bad_row")) > 30

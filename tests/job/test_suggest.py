@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from indexed_files import write_indexed
 from PIL import Image
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.ingest.source.files import list_fragments
+from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.preview import suggest as suggesting
 from preshard.packer_service.job.preview.suggest import suggest
 from preshard.packer_service.report.advice.question import make_question
 from preshard.packer_service.report.advice.suggestion import compared_lengths
@@ -124,3 +128,11 @@ def test_lengths_around_the_one_that_cuts_off_little_are_compared() -> None:
     few, many = np.array([1000] * 999 + [9000]), np.array([1000] * 900 + [9000] * 100)
     assert compared_lengths(few) == [2048, 4096, 8192]
     assert compared_lengths(many) == [8192, 16384, 32768, 65536]
+
+
+def test_documents_of_an_index_are_counted_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when numbers of documents are taken for bytes, so that a sample is said to be of another number of rows."""
+    monkeypatch.setattr(suggesting, "SCANNED_ROWS", 50)
+    write_indexed(tmp_path / "f.bin", [[[60] * (1 + i // 5)] for i in range(500)])
+    drawn = suggesting.draw(list_fragments(list_sources([str(tmp_path)]).files), 10, load_config())
+    assert (drawn.n_rows, drawn.counted, len(drawn.rows)) == (500, False, 10)

@@ -6,11 +6,13 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from indexed_files import write_indexed
 from repacked import Listener, packed, rejects, shards, write_rows
 
 from preshard.packer_service.verify import verify_dataset
@@ -238,3 +240,23 @@ def test_columns_that_cannot_be_are_refused(tmp_path: Path, given: str, reason: 
     with pytest.raises(ConfigError) as refused:
         packed(tmp_path, tmp_path / "out", [f"token_columns={given}"])
     assert str(refused.value).startswith(reason)
+
+
+def test_indexed_datasets_are_packed_as_rows_of_tokens_are(tmp_path: Path) -> None:
+    """Fails when documents of Megatron's files get other tokens or labels than as rows, or a wrong id is not named."""
+    draw = np.random.default_rng(3)
+    given = [[draw.integers(100, 30000, n).tolist() for n in sizes] for sizes in ([5, 3], [40], [1, 1, 30], [60])]
+    source = tmp_path / "indexed"
+    source.mkdir()
+    write_indexed(source / "f.bin", [*given, [[7]], [], [[5, 200_000]]])
+    out = packed(source, tmp_path / "out", SETTINGS)
+    assert not verify_dataset(str(out), processes=1, progress=Listener()).broken
+    rows = [{"id": f"indexed/f.bin:{i}", "input_ids": [*chain(*parts)]} for i, parts in enumerate(given, start=1)]
+    found, expected = documents(out), documents(made(tmp_path / "rows", rows, []))
+    assert found.keys() == expected.keys() == {row["id"] for row in rows}
+    for doc_id, [piece] in found.items():
+        for name in ("tokens", "labels", "position_ids", "loss_weights"):
+            assert np.array_equal(piece[name], expected[doc_id][0][name]), name
+    wrong = rejects(out)
+    assert wrong.keys() == {f"indexed/f.bin:{i}" for i in (5, 6, 7)}
+    assert "input_ids[1] is 200000; the tokenizer has the ids" in wrong["indexed/f.bin:7"]

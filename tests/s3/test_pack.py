@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from indexed_files import write_indexed
 from pyarrow import csv, ipc
 from range_server import served_ranges
 
@@ -101,6 +102,7 @@ def test_every_container_is_read_in_a_bucket(
     csv.write_csv(table, folder / "c.csv")
     with ipc.new_stream(folder / "d.arrow", table.schema) as stream:
         stream.write_table(table)
+    write_indexed(folder / "f.bin", [[[60 + i, 61], [62]] for i in range(5)])
     with tarfile.open(folder / "e.tar", "w") as tar:
         for number, row in enumerate(table.to_pylist()):
             member = tarfile.TarInfo(f"{number}.txt")
@@ -114,7 +116,7 @@ def test_every_container_is_read_in_a_bucket(
     uri, _, query = store.uri("kinds").partition("?")
     outcome = pack([f"{uri}/*?{query}"], store.uri("out-of-kinds"), tiny_config, PlainExecutor(), progress)
     rejects = pq.read_table(io.BytesIO(Folder(store.uri("out-of-kinds")).read("rejects.parquet"))).to_pylist()
-    assert outcome.manifest.counts.documents == 30, rejects
+    assert outcome.manifest.counts.documents == 35, rejects
     assert store.files("out-of-kinds") == local_files(tmp_path / "out")
 
 

@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from preshard.packer_service.ingest.fetch import Range, read_ranges
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.source.containers.compressed import kept_copy, spooled
-from preshard.packer_service.ingest.source.containers.registry import SCANNED, TABLES
+from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError, row_at
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
 from preshard.schemas.errors import DocumentError
@@ -51,8 +51,8 @@ def _ranges(file: SourceFile) -> list[tuple[int, int]]:
     if file.kind == DATASET:
         n_packs = manifest_of(file).counts.packs
         return [(at, min(at + FRAGMENT_PACKS, n_packs)) for at in range(0, n_packs, FRAGMENT_PACKS)]
-    if file.kind in TABLES:
-        found: list[tuple[int, int]] = TABLES[file.kind].fragments(file)
+    if listed := TABLES.get(file.kind) or NUMBERED.get(file.kind):
+        found: list[tuple[int, int]] = listed.fragments(file)
         return found
     step = getattr(SCANNED[file.kind], "FRAGMENT_BYTES", None)
     if file.compression is not None or step is None:
@@ -92,7 +92,7 @@ def _scanned_rows(fragment: Fragment, found: FragmentRows) -> Rows:
     file = fragment.file
     with _content(file, measuring=True) as (opened, size, damage):
         container = SCANNED[file.kind]
-        for row in container.scan(opened, file, fragment.start, min(fragment.end, size)):
+        for row in container.scan(opened, file, fragment.start, size if fragment.end == WHOLE else fragment.end):
             if row.is_row:
                 yield found.n_lines, RowReference(offset=row.offset, size=row.size), row.row
             found.n_lines += 1

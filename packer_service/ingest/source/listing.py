@@ -15,7 +15,8 @@ from pyarrow import fs
 
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
-from preshard.packer_service.ingest.source.containers.registry import CODECS, SUFFIXES, WHOLE_SUFFIXES
+from preshard.packer_service.ingest.source.containers.indexed_tokens import index_uri
+from preshard.packer_service.ingest.source.containers.registry import CODECS, NUMBERED, SUFFIXES, WHOLE_SUFFIXES
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
 from preshard.packer_service.ingest.source.forms.custom import is_custom
 from preshard.packer_service.ingest.source.forms.detect import find_form
@@ -115,7 +116,8 @@ def list_sources(
             for path, info in _entries(source)
             if not any(matches(path, pattern) for pattern in settings.ignore)
         ]
-        rows = {path: file for path, info in entries if (file := listed.file(path, info)) is not None}
+        rows = _rows_among(entries, listed)
+        beside = {index_uri(path) for path, file in rows.items() if file.kind in NUMBERED}
         splits = find_splits([path for path, _ in entries if path in rows or posixpath.basename(path) == SAVED])
         if root_of(source) == source and "" not in rows:
             chosen = chosen_files(source, list(rows), splits, settings.split)
@@ -125,12 +127,15 @@ def list_sources(
         for path, _ in entries:
             if path in chosen:
                 found.append(rows[path])
-            elif path not in rows and path and posixpath.basename(path) not in METADATA:
+            elif not (path in rows or path in beside or not path or posixpath.basename(path) in METADATA):
                 unread[pattern_of(path)] += 1
         if not any(file.label.partition("/")[0] == label for file in found):
             legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
             what = f"{legal}, or one of these with {' or '.join(CODECS)} behind it"
-            raise ConfigError(f"SOURCE {source}: holds no file that ends in {what}")
+            index = split_query(source)[0].endswith(".idx")
+            raise ConfigError(
+                f"SOURCE {source}: {'is an index; give its .bin' if index else f'holds no file that ends in {what}'}"
+            )
     read = replace(_looked_at(found, unread, settings), left_out=left_out)
     for label, source in zip(label_sources(sources), sources, strict=True):
         if not any(file.label.partition("/")[0] == label for file in read.files):
@@ -147,6 +152,15 @@ def list_sources(
             for file, folder in zip(read.files, above, strict=True)
         ],
     )
+
+
+def _rows_among(entries: Sequence[tuple[str, fs.FileInfo]], listed: _Listed) -> dict[str, SourceFile]:
+    """The files of rows. A ``.bin`` is one beside its index, or if the user has named it: many others end so."""
+    rows = {path: file for path, info in entries if (file := listed.file(path, info)) is not None}
+    names, is_named = {path for path, _ in entries}, split_query(listed.source)[0].endswith(".bin")
+    return {
+        path: file for path, file in rows.items() if file.kind not in NUMBERED or is_named or index_uri(path) in names
+    }
 
 
 def _there(option: str, location: str) -> str:

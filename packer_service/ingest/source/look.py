@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from preshard.packer_service.ingest.source.containers import row_groups
 from preshard.packer_service.ingest.source.containers.compressed import head
+from preshard.packer_service.ingest.source.containers.indexed_tokens import with_index
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
-from preshard.packer_service.ingest.source.containers.registry import SCANNED, TABLES
+from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
 from preshard.packer_service.ingest.source.files import SCAN_BUFFER
 from preshard.packer_service.ingest.source.forms.custom import is_custom, source_hash
@@ -85,7 +86,7 @@ def look_at(file: SourceFile, config: PackConfig) -> Look | None:
         raise ConfigError(f"SOURCE {file.label}: {reason}")
     left = [name for name in columns if not form.reads(name, columns) and not _is_named(name, config)]
     ready = replace(
-        file,
+        with_index(file) if kind in NUMBERED else file,
         kind=kind,
         form=form.name,
         form_sha256=source_hash(form.name) if is_custom(form.name) else None,
@@ -134,8 +135,8 @@ def _columns_of(file: SourceFile) -> tuple[str, Columns] | None:
         ConfigError: a table cannot be read.
         OSError: the file cannot be read.
     """
-    if file.kind in TABLES:
-        return file.kind, _of_schema(TABLES[file.kind].schema(file))
+    if described := TABLES.get(file.kind) or NUMBERED.get(file.kind):
+        return file.kind, _of_schema(described.schema(file))
     with _beginning(file) as opened:
         kind = _kind_of_json(opened) if file.kind == "json" else file.kind
         return None if kind is None else (kind, _of_rows(_scanned(opened, file, kind, ROWS)))

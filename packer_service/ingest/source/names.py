@@ -8,7 +8,13 @@ import posixpath
 import re
 from collections.abc import Sequence
 
-from preshard.packer_service.ingest.source.containers.registry import CODECS, SUFFIXES, TABLES, WHOLE_SUFFIXES
+from preshard.packer_service.ingest.source.containers.registry import (
+    CODECS,
+    NUMBERED,
+    SUFFIXES,
+    TABLES,
+    WHOLE_SUFFIXES,
+)
 from preshard.schemas.files.filesystem import is_uri, split_query
 from preshard.schemas.files.secrets import without_secrets
 
@@ -68,7 +74,7 @@ def container_of(path: str) -> tuple[str, str | None] | None:
         return WHOLE_SUFFIXES[suffix]
     if suffix in CODECS:
         kind = SUFFIXES.get(os.path.splitext(stem)[1])  # noqa: PTH122
-        return (kind, CODECS[suffix]) if kind is not None and kind not in TABLES else None
+        return (kind, CODECS[suffix]) if kind is not None and kind not in TABLES | NUMBERED else None
     return (SUFFIXES[suffix], None) if suffix in SUFFIXES else None
 
 

@@ -18,7 +18,7 @@ from preshard.packer_service.ingest.media.reach import AllowedMedia, MediaReach
 from preshard.packer_service.ingest.oversize import fit
 from preshard.packer_service.ingest.packed.settings import packed_target
 from preshard.packer_service.ingest.render import render_pieces
-from preshard.packer_service.ingest.source.containers.registry import TABLES
+from preshard.packer_service.ingest.source.containers.registry import NUMBERED, TABLES
 from preshard.packer_service.ingest.source.file import DATASET, Fragment
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
@@ -158,7 +158,9 @@ def draw(fragments: Sequence[Fragment], rows: int, config: PackConfig) -> Drawn:
                 push(kept, (key, part, number, _parsed(row, fragment, config)))
             if number == SCANNED_ROWS:
                 counted = False
-                if fragment.file.kind not in TABLES and fragment.file.compression is None:
+                if fragment.file.kind in NUMBERED:
+                    share = number / (fragment.end - fragment.start)
+                elif fragment.file.kind not in TABLES and fragment.file.compression is None:
                     end = min(fragment.end, fragment.file.size)
                     share = (place.offset + place.size - fragment.start) / max(end - fragment.start, 1)
                 break

@@ -7,11 +7,15 @@ from types import ModuleType
 from preshard.packer_service.ingest.source.containers import (
     arrow_batches,
     csv_table,
+    indexed_tokens,
     json_array,
     json_lines,
     row_groups,
     tar_samples,
 )
+
+NUMBERED: dict[str, ModuleType] = {"bin": indexed_tokens}
+"""Containers whose fragments are ranges of numbers of rows, and whose column is known: ``fragments`` and ``schema``."""
 
 SCANNED: dict[str, ModuleType] = {
     "jsonl": json_lines,
@@ -19,6 +23,7 @@ SCANNED: dict[str, ModuleType] = {
     "csv": csv_table,
     "tsv": csv_table,
     "tar": tar_samples,
+    **NUMBERED,
 }
 """Containers whose rows are ranges of bytes: ``scan`` finds them, ``decode`` reads one again, and a task measures
 ``FRAGMENT_BYTES``, or the whole file where there is no such number."""
@@ -35,6 +40,7 @@ SUFFIXES = {
     ".tar": "tar",
     ".csv": "csv",
     ".tsv": "tsv",
+    ".bin": "bin",
 }
 WHOLE_SUFFIXES = {".tgz": ("tar", "gzip")}
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
