@@ -77,8 +77,8 @@ def clips_of(packs: list[list[ShardDocument]], config: PackConfig) -> list[Clip]
     clips = []
     for document in (document for pack in packs for document in pack):
         for medium in parse_document(read_row(document.file, document.reference)).media():
-            shape: Any = probe(medium, document.file.folder, config)
-            clips.append((str(medium.uri), shape.pts.tolist()))
+            [shape] = probe(medium, document.file.media, config)
+            clips.append((document.file.media.location(str(medium.uri)), shape.pts.tolist()))
     return clips
 
 
