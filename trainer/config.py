@@ -46,6 +46,11 @@ class TrainConfig(BaseModel):
     ulysses_overlap: bool = Field(
         False, description="With attention ulysses: exchange half of the heads while computing the other half."
     )
+    head_stride: int = Field(
+        0,
+        ge=0,
+        description="With attention gather: key heads of a rank that are gathered at a time, to save memory; 0 is all.",
+    )
     cp_fsdp: CpFsdp = Field(
         "all", description="Which of the axes ring and ulysses shard the parameters; the others hold full copies."
     )

@@ -81,7 +81,7 @@ class Packs:
             patches=float((patches * busiest).max()),
             rows=float((rows * busiest).max()),
             keys=0.0 if ulysses == config.cp_size else travelling,
-            key_heads=lcm(kv_heads, ulysses) / ulysses,
+            key_heads=min(lcm(kv_heads, ulysses) / ulysses, config.head_stride or kv_heads),
         )
 
 
@@ -162,17 +162,29 @@ class Fitting:
         offloaded = {**tiled, "offload": config.offload if config.offload != "none" else "host"}
         for changes in ({"recompute": "selective"}, full, sharded, {**sharded, **tiled}):
             yield changes, world_size
+        in_turns = {**tiled}
+        for stride in self._strides(config):
+            in_turns["head_stride"] = stride
+            yield {**sharded, **in_turns}, world_size
         rings = [(times, *divmod(sharded["dp_shard"], times)) for times in self._more_ranks(config)]
         for times, at_a_time, rest in rings:
             if not rest:
                 yield {**sharded, "ring": config.ring * times, "dp_shard": at_a_time}, world_size
         yield {**sharded, **offloaded}, world_size
+        yield {**sharded, **in_turns, **offloaded}, world_size
         for times, at_a_time, rest in rings:
             more = {**sharded, "ring": config.ring * times, "dp_shard": at_a_time}
             if rest:
                 more["dp_shard"] = sharded["dp_shard"]
-            for saving in (tiled, offloaded):
+            for saving in (tiled, offloaded, {**in_turns, **offloaded}):
                 yield {**more, **saving}, world_size * times if rest else world_size
+
+    def _strides(self, config: TrainConfig) -> list[int]:
+        """Fewer key heads at a time than now, the most first, where a rank gathers several."""
+        if config.attention != "gather" or config.ring == 1:
+            return []
+        now = int(self.packs.share(config, self.sizes.kv_heads).key_heads)
+        return [now >> halved for halved in range(1, now.bit_length())]
 
     def _more_ranks(self, config: TrainConfig) -> list[int]:
         """How many times as many ranks can share a pack."""

@@ -226,7 +226,11 @@ def add_gradients(
 
 def _exchanges(config: TrainConfig) -> dict[str, Any]:
     """How ranks exchange, as arguments of the model's call."""
-    return {"attention": config.attention, "overlap": config.ulysses_overlap}
+    return {
+        "attention": config.attention,
+        "overlap": config.ulysses_overlap,
+        "head_stride": config.head_stride,
+    }
 
 
 def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:

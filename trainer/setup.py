@@ -180,6 +180,7 @@ def _check_model(
         ulysses_degree=config.ulysses,
         ring_degree=config.ring,
         overlap=config.ulysses_overlap,
+        head_stride=config.head_stride,
     )
     check_states(model, config.cp_size)
     for dataset in datasets:

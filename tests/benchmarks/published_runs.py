@@ -27,6 +27,7 @@ LLAMA = {**TEXT, "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_siz
 RUNS: tuple[tuple[str, dict[str, Any], int, int, dict[str, Any]], ...] = (
     ("TRL, Qwen3-8B", TEXT, 1_048_576, 8, {"ulysses": 8}),
     ("TRL, Qwen3-8B", TEXT, 1_048_576, 8, {"ring": 8}),
+    ("TRL, Qwen3-8B", TEXT, 1_048_576, 8, {"ring": 8, "head_stride": 1}),
     ("TRL, Qwen3-8B", TEXT, 1_048_576, 8, {"ring": 8, "attention": "ring"}),
     ("ALST, Llama-8B", LLAMA, 524_288, 1, {}),
     ("ALST, Llama-8B", LLAMA, 3_670_016, 8, {"ulysses": 8}),

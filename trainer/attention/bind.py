@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,7 +20,7 @@ from preshard.trainer.attention.gather import (
     plan_ulysses,
     ulysses_attention,
 )
-from preshard.trainer.attention.heads import list_pieces, overlapped_attention
+from preshard.trainer.attention.heads import list_pieces, overlapped_attention, repeated_kv_heads
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
@@ -61,6 +62,7 @@ def bind(
     *,
     exchange: Exchange = "needed",
     overlap: bool = False,
+    head_stride: int = 0,
     kernel: Kernel | None = None,
 ) -> Attend:
     """Plans the attention of one batch, once for all layers.
@@ -76,47 +78,53 @@ def bind(
         cp: this rank's place in its context-parallel group.
         exchange: which keys the kind ``gather`` moves: only the ``needed`` ones, or ``all``.
         overlap: of the kind ``ulysses``: exchange one half of the heads while the other is computed.
+        head_stride: of the kind ``gather``: key heads of a rank whose keys and values are gathered at a time; 0 is all.
         kernel: by default the one for the mask's device.
 
     Raises:
-        ConfigError: the kind is unknown, is ``reference`` on several ranks or has nothing to overlap, or the layout's
-            degree is not the mesh's.
+        ConfigError: the kind is unknown, is ``reference`` on several ranks, has nothing to overlap or to gather,
+            or the layout's degree is not the mesh's.
         LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
     """
     check_kind(kind, cp.cp_size)
     check_overlap(kind, overlap=overlap)
+    check_head_stride(kind, head_stride)
     if layout.ring_degree != cp.ring_degree:
         raise ConfigError(
             f"layout {layout.name} has ring_degree {layout.ring_degree}; the mesh has {cp.ring_degree}: "
             f"take the layout {layout.scheme} with ring_degree {cp.ring_degree}"
         )
-    return BINDERS[kind](layout, mask, cp, exchange, overlap, kernel)
+    options = Options(exchange=exchange, overlap=overlap, head_stride=head_stride, kernel=kernel)
+    return BINDERS[kind](layout, mask, cp, options)
 
 
-def _bind_reference(
-    layout: TokenLayout, mask: MaskTensors, _cp: ContextParallel, _exchange: Exchange, _overlap: bool, _: Kernel | None
-) -> Attend:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Those of :func:`bind`, of which each kind takes its own."""
+
+    exchange: Exchange
+    overlap: bool
+    head_stride: int
+    kernel: Kernel | None
+
+
+def _bind_reference(layout: TokenLayout, mask: MaskTensors, _cp: ContextParallel, _: Options) -> Attend:
     return partial(reference_attention, mask=mask, positions=slice_positions(layout.runs, 0))
 
 
-def _bind_ulysses(
-    layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, _: Exchange, overlap: bool, kernel: Kernel | None
-) -> Attend:
-    whole = plan_ulysses(layout, mask, cp, kernel=kernel)
-    pieces = plan_overlap(whole) if overlap else None
+def _bind_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
+    whole = plan_ulysses(layout, mask, cp, kernel=options.kernel)
+    pieces = plan_overlap(whole) if options.overlap else None
     return partial(overlapped_attention, plan=pieces) if pieces else partial(ulysses_attention, plan=whole)
 
 
-def _bind_ring(
-    layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, _exchange: Exchange, _: bool, kernel: Kernel | None
-) -> Attend:
-    return partial(ring_attention, plan=plan_ring(layout, mask, cp, kernel=kernel))
+def _bind_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
+    return partial(ring_attention, plan=plan_ring(layout, mask, cp, kernel=options.kernel))
 
 
-def _bind_gather(
-    layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, exchange: Exchange, _: bool, kernel: Kernel | None
-) -> Attend:
-    return partial(gather_attention, plan=plan_gather(layout, mask, cp, exchange=exchange, kernel=kernel))
+def _bind_gather(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
+    how: Any = {"exchange": options.exchange, "head_stride": options.head_stride, "kernel": options.kernel}
+    return partial(gather_attention, plan=plan_gather(layout, mask, cp, **how))
 
 
 BINDERS: dict[str, Callable[..., Attend]] = {
@@ -158,8 +166,29 @@ def check_overlap(kind: str, *, overlap: bool) -> None:
         )
 
 
+def check_head_stride(kind: str, head_stride: int) -> None:
+    """Checks that a kind of attention gathers keys, which it can take in turns.
+
+    Raises:
+        ConfigError: it does not, or the number is negative.
+    """
+    if head_stride < 0:
+        raise ConfigError(f"--head-stride is {head_stride}; give the key heads to gather at a time, or 0 for all")
+    if head_stride and kind != "gather":
+        raise ConfigError(
+            f"--head-stride needs attention gather, not {kind!r}: use attention gather, or omit the option"
+        )
+
+
 def check_heads(
-    kind: str, num_heads: int, num_kv_heads: int, *, ulysses_degree: int, ring_degree: int, overlap: bool = False
+    kind: str,
+    num_heads: int,
+    num_kv_heads: int,
+    *,
+    ulysses_degree: int,
+    ring_degree: int,
+    overlap: bool = False,
+    head_stride: int = 0,
 ) -> None:
     """Checks that a kind of attention can deal a model's heads to the ranks.
 
@@ -170,6 +199,7 @@ def check_heads(
     """
     check_kind(kind, ulysses_degree * ring_degree)
     check_overlap(kind, overlap=overlap)
+    check_head_stride(kind, head_stride)
     fits = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ConfigError(f"num_kv_heads is {num_kv_heads}; it must divide num_heads {num_heads}: take one of {fits}")
@@ -185,3 +215,9 @@ def check_heads(
         )
     if overlap and degree > 1:
         list_pieces(num_heads, num_kv_heads, degree)
+    own = repeated_kv_heads(num_kv_heads, degree) // degree
+    if head_stride > own:
+        raise ConfigError(
+            f"--head-stride is {head_stride}; {num_kv_heads} key heads over ulysses_degree {degree} are {own} on each "
+            f"rank: take at most {own}, or omit the option"
+        )

@@ -25,6 +25,7 @@ from preshard.schemas.needs import needed_blocks
 from preshard.trainer.attention.heads import OverlapPlan, gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
+from preshard.trainer.attention.kernels.whole import identity
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
 from preshard.trainer.data.pixels import to_device
@@ -38,12 +39,16 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class GatherPlan:
-    """What one batch needs besides the values: which keys arrive, and their tiles with this rank's queries."""
+    """What one batch needs besides the values: which keys arrive, and their tiles with this rank's queries.
+
+    ``head_stride`` is the number of key heads that arrive at a time; 0 is all.
+    """
 
     cp: ContextParallel
     kernel: Kernel
     exchange: KeyExchange
     gathered: Prepared
+    head_stride: int = 0
 
 
 def plan_gather(
@@ -52,12 +57,15 @@ def plan_gather(
     cp: ContextParallel,
     *,
     exchange: Exchange = "needed",
+    head_stride: int = 0,
     kernel: Kernel | None = None,
 ) -> GatherPlan:
     """Decides what is sent to whom, and lists the tiles.
 
     Args:
         exchange: ``all`` gathers every key; ``needed`` only those in blocks that a rank's queries see.
+        head_stride: key heads of a rank that are gathered at a time, at most all that it has; 0 is all. A ring of one
+            rank gathers nothing and takes all.
 
     Raises:
         LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
@@ -65,7 +73,9 @@ def plan_gather(
     kernel = kernel or kernel_for(mask.device.type)
     keys = plan_exchange(exchange, layout, mask, cp)
     queries = mask.at(slice_positions(layout.runs, cp.ring_rank))
-    return GatherPlan(cp=cp, kernel=kernel, exchange=keys, gathered=kernel.prepare(queries, mask.at(keys.positions)))
+    tiles = kernel.prepare(queries, mask.at(keys.positions))
+    stride = 0 if cp.ring_group is None else head_stride
+    return GatherPlan(cp=cp, kernel=kernel, exchange=keys, gathered=tiles, head_stride=stride)
 
 
 def gather_attention(
@@ -80,7 +90,8 @@ def gather_attention(
 
     Gathering all keys is the context parallelism of Llama 3 (Grattafiori et al. 2024, section 3.3.2). The gathered keys
     are dropped after the forward and gathered again in the backward, so what is kept between the two does not grow with
-    the number of ranks. With a Ulysses axis, heads are dealt along it first.
+    the number of ranks. With a Ulysses axis, heads are dealt along it first. With ``plan.head_stride`` only the keys of
+    some heads are there at a time, and each turn has messages and kernel calls of its own.
     """
     cp = plan.cp
     q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
@@ -88,29 +99,98 @@ def gather_attention(
     return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Turn:
+    """Key heads that are gathered together, and the query heads that read them."""
+
+    keys: slice
+    queries: slice
+
+
+def _list_turns(num_heads: int, num_kv_heads: int, stride: int) -> list[_Turn]:
+    shared, step = num_heads // num_kv_heads, stride or num_kv_heads
+    ends = [(first, min(first + step, num_kv_heads)) for first in range(0, num_kv_heads, step)]
+    return [_Turn(keys=slice(a, b), queries=slice(a * shared, b * shared)) for a, b in ends]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """How a turn goes backward. It holds no tensor.
+
+    ``saved`` has, for each tensor that the kernel saved, None, or the size and stride of the turn's output: that one is
+    copied from the whole output again, which would otherwise be there twice.
+    """
+
+    backward: Any
+    saved: tuple[tuple[torch.Size, tuple[int, ...]] | None, ...]
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: GatherPlan) -> Tensor:
-        def compute() -> tuple[Tensor, tuple[Tensor, ...], Any]:
-            return compute_rows(plan.kernel, plan.gathered, q, *plan.exchange.gather(k, v), sinks)
+        turns = _list_turns(len(q), len(k), plan.head_stride)
 
-        out, saved, ctx.call = once(compute)
-        ctx.plan = plan
-        ctx.save_for_backward(q, k, v, sinks, *saved)
+        def compute() -> tuple[Tensor, tuple[Tensor, ...], list[_Call]]:
+            out: Tensor | None = None
+            kept: list[Tensor] = []
+            calls = []
+            for turn in turns:
+                given = (q[turn.queries], *plan.exchange.gather(k[turn.keys], v[turn.keys]), _own(sinks, turn))
+                part, saved, backward = compute_rows(plan.kernel, plan.gathered, *given)
+                del given  # before the next turn's keys arrive
+                copied = [len(turns) > 1 and identity(x) == identity(part) for x in saved]
+                places = tuple(
+                    (x.size(), x.stride()) if of_out else None for x, of_out in zip(saved, copied, strict=True)
+                )
+                calls.append(_Call(backward=backward, saved=places))
+                kept += [x for x, of_out in zip(saved, copied, strict=True) if not of_out]
+                out = _placed(out, turn.queries, part, like=q)
+            assert out is not None
+            return out, tuple(kept), calls
+
+        out, saved, ctx.calls = once(compute)
+        ctx.plan, ctx.turns = plan, turns
+        ctx.save_for_backward(q, k, v, sinks, out, *saved)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, *saved = ctx.saved_tensors
+        q, k, v, sinks, out, *saved = ctx.saved_tensors
         plan: GatherPlan = ctx.plan
-        keys = plan.exchange.gather(k, v)
-        dq, dk, dv, dsinks = differentiate_rows(grads[0], (q, *keys, sinks), tuple(saved), ctx.call)
-        del keys  # what was gathered, and later its gradients, are the largest tensors of a layer
-        sent = _message(dk, dv)
-        del dk, dv
-        dk, dv = plan.exchange.give_back(sent)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None if dsinks is None else dsinks.to(sinks.dtype), None
+        kept, dsinks = iter(saved), []
+        whole_dq = whole_dk = whole_dv = None
+        for turn, call in zip(ctx.turns, ctx.calls, strict=True):
+            again = tuple(next(kept) if place is None else _copied(out[turn.queries], *place) for place in call.saved)
+            inputs = (q[turn.queries], *plan.exchange.gather(k[turn.keys], v[turn.keys]), _own(sinks, turn))
+            dq, dk, dv, dsink = differentiate_rows(grads[0][turn.queries], inputs, again, call.backward)
+            del inputs, again  # what was gathered, and later its gradients, are the largest tensors of a layer
+            sent = _message(dk, dv)
+            del dk, dv
+            dk, dv = plan.exchange.give_back(sent)
+            del sent
+            whole_dq = _placed(whole_dq, turn.queries, dq, like=q)
+            whole_dk, whole_dv = _placed(whole_dk, turn.keys, dk, like=k), _placed(whole_dv, turn.keys, dv, like=v)
+            dsinks += [] if dsink is None else [dsink.to(sinks.dtype)]
+            del dq, dk, dv
+        return whole_dq, whole_dk, whole_dv, torch.cat(dsinks) if dsinks else None, None
+
+
+def _own(sinks: Tensor | None, turn: _Turn) -> Tensor | None:
+    return None if sinks is None else sinks[turn.queries]
+
+
+def _placed(whole: Tensor | None, heads: slice, part: Tensor, *, like: Tensor) -> Tensor:
+    """The whole with a turn's part in its place, in the dtype of ``like``; the part itself if it is the whole."""
+    if len(part) == len(like):
+        return part.to(like.dtype)
+    whole = torch.empty_like(like) if whole is None else whole
+    whole[heads] = part
+    return whole
+
+
+def _copied(x: Tensor, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=x.dtype, device=x.device).copy_(x.view(size))
 
 
 class KeyExchange(Protocol):

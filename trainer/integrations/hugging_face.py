@@ -59,6 +59,7 @@ def take_packs(
     *,
     attention: str = "gather",
     overlap: bool = False,
+    head_stride: int = 0,
     logits_bytes: int = LOGITS_BYTES,
 ) -> Any:
     """Gives a model a ``forward`` that takes this rank's part of a pack.
@@ -71,7 +72,7 @@ def take_packs(
         model: from :func:`preshard.trainer.models.load_model`, or such a model with adapters of ``peft``.
         cp: this rank's place among the ranks of the pack.
         attention: one of ``preshard.trainer.attention.KINDS``.
-        overlap: see ``PackedModel``.
+        overlap, head_stride: see ``PackedModel``.
         logits_bytes: see ``PackedModel``.
 
     Returns:
@@ -96,7 +97,8 @@ def take_packs(
                 "the model takes packs: call it with batch=, a RankBatch, or undo that: del model.forward"
             )
         weight = batch.total_loss_weight or 1.0 if num_items_in_batch is None else num_items_in_batch
-        return CausalLMOutput(loss=packed(batch, cp, attention=attention, overlap=overlap) / weight)
+        how: Any = {"attention": attention, "overlap": overlap, "head_stride": head_stride}
+        return CausalLMOutput(loss=packed(batch, cp, **how) / weight)
 
     takes = TakesPacks(cp=cp, attention=attention, windows=packed.windows, groups=packed.groups, forward=forward)
     setattr(base, TAKES, takes)

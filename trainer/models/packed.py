@@ -107,6 +107,7 @@ class PackedModel(nn.Module):
         features: str = "route",
         exchange: Exchange = "needed",
         overlap: bool = False,
+        head_stride: int = 0,
         per_token: bool = False,
         return_dict: bool = False,
     ) -> Any:
@@ -123,6 +124,7 @@ class PackedModel(nn.Module):
             features: one of ``preshard.trainer.models.features.WAYS``.
             exchange: which keys the attention ``gather`` moves.
             overlap: of the attention ``ulysses``: exchange one half of the heads while the other is computed.
+            head_stride: of the attention ``gather``: key heads of a rank that are gathered at a time; 0 is all.
             per_token: return the cross entropy of each of ``batch.loss_tokens`` instead, without weights.
             return_dict: give what would be returned as the ``loss`` of an output of ``transformers``.
 
@@ -146,6 +148,7 @@ class PackedModel(nn.Module):
             ulysses_degree=cp.ulysses_degree,
             ring_degree=cp.ring_degree,
             overlap=overlap,
+            head_stride=head_stride,
         )
         device = next(self.parameters()).device
         on_host, batch = batch, batch.with_levels().to(device, non_blocking=True)
@@ -166,6 +169,7 @@ class PackedModel(nn.Module):
                 cp,
                 exchange=exchange,
                 overlap=overlap,
+                head_stride=head_stride,
                 kernel=kernel,
             )
             for window in count_layers(self.windows, batch.seq_len, groups)

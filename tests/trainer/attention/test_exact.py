@@ -17,6 +17,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ring", {}),
     ("gather", {"exchange": "needed"}),
     ("gather", {"exchange": "all"}),
+    ("gather", {"head_stride": 1}),
     ("hybrid", {}),
     ("ulysses", {}),
 ]

@@ -139,3 +139,33 @@ def test_needed_keys_are_all_that_are_seen_and_no_block_more(
         assert set(got) >= seen
         fewer += len(got) < 256
     assert fewer
+
+
+def collectives(mesh: Mesh, fields: dict[str, Any], stride: int) -> tuple[int, int, int]:
+    """Messages that a rank starts in a forward and in a backward, and bytes of both."""
+    sizes: list[int] = []
+    real = dist.all_to_all_single
+
+    def noted(out: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(data.nbytes)
+        return real(out, data, *args, **kwargs)
+
+    mask = MaskTensors.from_arrays(fields["mask"])
+    attend = bind("gather", fields["layout"], mask, mesh.cp, head_stride=stride)
+    inputs = [torch.ones(n, len(mask) // 2, 8, requires_grad=True) for n in (8, 4, 4)]
+    with mock.patch.object(dist, "all_to_all_single", noted):
+        out = attend(*inputs)
+        forward = len(sizes)
+        torch.autograd.grad(out.sum(), inputs)
+    return forward, len(sizes) - forward, sum(sizes)
+
+
+def test_a_turn_is_one_message_there_and_two_back(
+    make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
+) -> None:
+    """Fails when turns send more bytes than one exchange of all heads, or more messages than turns ask for."""
+    mask = make_mask([(0, 0, -1)] * 100 + [(1, 0, -1)] * 60)
+    case = make_case(mask=mask, layout=make_layout(mask, "zigzag", 2))
+    plain, three, one = (gloo_pool.run(collectives, vars(case), stride, ring=2) for stride in (0, 3, 1))
+    assert [rank[:2] for rank in plain + three + one] == [(1, 2)] * 2 + [(2, 4)] * 2 + [(4, 8)] * 2
+    assert [rank[2] for rank in plain] == [rank[2] for rank in three] == [rank[2] for rank in one]

@@ -56,6 +56,7 @@ class Case:
     accumulate: int = 1
     plant: str | None = None
     overlap: bool = False
+    head_stride: int = 0
     cp_fsdp: CpFsdp = "all"
 
     @property
@@ -72,6 +73,7 @@ class Case:
         copies = f"x{self.dp_replicate}" * (self.dp_replicate > 1) + f"a{self.accumulate}" * (self.accumulate > 1)
         planted = f"+{self.plant}" if self.plant else ""
         option = f"-{self.cp_fsdp}" * (self.cp_fsdp != "all") + "-overlap" * self.overlap
+        option += f"-stride{self.head_stride}" * (self.head_stride > 0)
         return f"{self.kind}/{self.layout}/u{self.ulysses}r{self.ring}d{self.dp_shard}{copies}{option}{planted}"
 
 
@@ -96,6 +98,7 @@ def full_grid() -> list[Case]:
         Case(kind="ring", layout="zigzag", ulysses=1, ring=2, accumulate=2),
         Case(kind="ulysses", layout="contiguous", ulysses=2, ring=1, overlap=True),
         Case(kind="ulysses", layout="zigzag", ulysses=2, ring=2, overlap=True),
+        Case(kind="gather", layout="zigzag", ulysses=1, ring=2, head_stride=1),
     ]
     grid += [
         Case(kind=kind, layout="zigzag", ulysses=2, ring=2, dp_shard=dp_shard, cp_fsdp=cp_fsdp)
@@ -195,6 +198,7 @@ def train_case(case: Case, settings: Settings) -> list[StepFigures]:
             "accumulate": case.accumulate,
             "attention": case.kind,
             "ulysses_overlap": case.overlap,
+            "head_stride": case.head_stride,
             "cp_fsdp": case.cp_fsdp,
             "layout": case.layout,
             "model": str(Path(settings.dataset).with_name("model")),

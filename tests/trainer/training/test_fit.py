@@ -133,6 +133,7 @@ SMALLER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "MLPs in tiles": ({"recompute": "full"}, {"recompute": "full", "mlp_tiles": 8}),
     "MLPs in tiles alone": ({"recompute": "none"}, {"recompute": "none", "mlp_tiles": 8}),
     "keys of a gather": ({"ring": 32}, {"ring": 32, "attention": "ring"}),
+    "keys of a gather in turns": ({"ring": 32}, {"ring": 32, "head_stride": 4}),
     "more ranks": ({}, {"ring": 16}),
 }
 
@@ -156,7 +157,9 @@ def test_every_setting_that_saves_memory_is_counted(name: str) -> None:
         ({"recompute": "full", "ring": 4, "dp_shard": 2}, 393_216, 8, "take --mlp-tiles 8 --logits-mib 256"),
         ({"recompute": "full", "ring": 4, "dp_shard": 2}, 524_288, 8, "take --dp-shard 1 --ring 8"),
         ({"recompute": "full"}, 1_048_576, 8, "take --mlp-tiles 8 --logits-mib 256 --offload host"),
-        ({"recompute": "full"}, 1_572_864, 8, "start 16 processes with --ring 16 --mlp-tiles 8"),
+        ({"recompute": "full"}, 851_968, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 2"),
+        ({"recompute": "full"}, 1_572_864, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 1 --offload host"),
+        ({"recompute": "full", "attention": "ring"}, 2_097_152, 8, "start 16 processes with --ring 16 --mlp-tiles 8"),
     ],
 )
 def test_the_remedy_fits(given: dict[str, Any], seq_len: int, world_size: int, remedy: str) -> None:

@@ -115,7 +115,7 @@ class _Saved:
         if not tensor.is_floating_point():
             return tensor  # the mask's tables, which all layers share
         for place, given in enumerate(self.inputs):
-            if _identity(tensor) == _identity(given):
+            if identity(tensor) == identity(given):
                 return _Input(place, tensor.size())
         self.tensors.append(tensor.detach())
         return len(self.tensors) - 1
@@ -126,7 +126,7 @@ class _Saved:
         return self.tensors[packed] if isinstance(packed, int) else packed
 
 
-def _identity(tensor: Tensor) -> tuple[object, ...]:
+def identity(tensor: Tensor) -> tuple[object, ...]:
     """The same for two tensors of the same elements in the same memory. Handed in again, they may lie elsewhere."""
     plain = tensor.squeeze()
     memory = tensor.untyped_storage()._cdata, tensor.storage_offset()  # tensors without memory have no address
