@@ -103,13 +103,13 @@ def index_of(file: SourceFile) -> Index:
 
 
 def with_index(file: SourceFile) -> SourceFile:
-    """A file of tokens whose ``mtime_ns`` tells apart the states of its index too.
+    """A file of tokens whose ``mtime_ns`` is that of its index, if that was written later.
 
     Raises:
         ConfigError: it has no index, or a wrong one.
     """
     index = _opened_or_refused(file)
-    ready = replace(file, mtime_ns=file.mtime_ns + index.mtime_ns)
+    ready = replace(file, mtime_ns=max(file.mtime_ns, index.mtime_ns))
     _INDEXES[ready.uri, ready.mtime_ns] = index
     return ready
 
@@ -123,7 +123,8 @@ def _opened(file: SourceFile) -> Index:
     mtime_ns = info.mtime_ns or 0
     header = read_range(Range(uri, 0, _HEADER.size, mtime_ns))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        raise _refused(file, "is not an index of Megatron", "it does not begin with MMIDIDX, or ends in its header")
+        leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the .bin out"
+        raise _refused(file, "is not an index of Megatron", f"its 34 bytes of header begin with MMIDIDX; {leave_out}")
     _, version, code, n_sequences, n_edges = _HEADER.unpack(header)
     if version != 1:
         raise _refused(file, f"has version {version}", "1 is read")
