@@ -120,6 +120,19 @@ def test_an_expression_that_cannot_be_asked_is_one_line(tmp_path: Path, where: s
     )
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_column_of_lists_is_refused(tmp_path: Path, kind: str) -> None:
+    """Fails when an expression over a list, which no row is asked with, leaves out every row in silence."""
+    folder, rows = tmp_path / "rows", [{"input_ids": [1, 5, 6]}, {"input_ids": [1, 7]}]
+    folder.mkdir()
+    if kind == "jsonl":
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    with pytest.raises(ConfigError, match=r"where 'len\(input_ids\) > 2': input_ids of rows.* holds lists or objects"):
+        packed(folder, tmp_path / "out", [*SETTINGS, "where=len(input_ids) > 2"])
+
+
 def test_a_row_that_cannot_be_compared_is_rejected(tmp_path: Path) -> None:
     """Fails when one value of another type ends the job, or decides about other rows."""
     rows = [*ROWS, {"id": "odd", "text": "words", "source": "web", "quality": "high", "licence": "CC-BY"}]

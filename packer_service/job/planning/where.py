@@ -109,7 +109,12 @@ def check_where(config: PackConfig, files: Iterable[SourceFile]) -> None:
     with asking(config.where) as where:
         _refuse_changing(config.where)
         for file in files:
-            table = _first_table(file)
+            table, nested = _first_table(file)
+            if words := words_of(config.where) & {name.lower() for name in nested}:
+                raise ConfigError(
+                    f"where {config.where!r:.200}: {min(words)} of {file.label} holds lists or objects; name columns "
+                    "of text, numbers or booleans"
+                )
             if table is None:
                 continue
             try:
@@ -123,19 +128,23 @@ def check_where(config: PackConfig, files: Iterable[SourceFile]) -> None:
                 ) from None
 
 
-def _first_table(file: SourceFile) -> pa.Table | None:
-    """Some rows of a file with all of its columns that hold one value; None if it has none to look at."""
+def _first_table(file: SourceFile) -> tuple[pa.Table | None, list[str]]:
+    """Some rows of a file with all of its columns that hold one value, None if it has none to look at; and the names
+    of those that hold more.
+    """
     if file.kind == DATASET:
-        return open_dataset(file).documents_of(0, 1)
+        return open_dataset(file).documents_of(0, 1), []
     if file.kind in TABLES:
-        schema = TABLES[file.kind].schema(file)
-        fields = [] if schema is None else [each for each in schema if not pa.types.is_nested(each.type)]
-        return pa.schema(fields).empty_table() if fields else None
+        schema = TABLES[file.kind].schema(file) or pa.schema([])
+        nested = [each.name for each in schema if pa.types.is_nested(each.type)]
+        fields = [each for each in schema if each.name not in nested]
+        return pa.schema(fields).empty_table() if fields else None, nested
     rows = [row for row in first_rows(file, LOOKED_AT) if isinstance(row, dict)]
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: _column([row.get(name) for row in rows]) for name in names}
     scalars = {name: column for name, column in columns.items() if column.null_count < len(column)}
-    return pa.table(scalars) if scalars else None
+    nested = [name for name in names if name not in scalars and any(row.get(name) is not None for row in rows)]
+    return pa.table(scalars) if scalars else None, nested
 
 
 def _refuse_changing(expression: str) -> None:
