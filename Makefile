@@ -15,7 +15,7 @@ help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
 	@echo "make train         pack the demo source into short packs and train a tiny Qwen3-VL, two ranks per pack"
 	@echo "make check         lint, types, import contracts, and the tests that start no process: a minute"
-	@echo "make test          lint, types, import contracts, and all tests"
+	@echo "make test          lint, types, import contracts, and the tests but those of make test-cluster and test-matrix"
 	@echo "make lint          lint, types and import contracts alone"
 	@echo "make test-cluster  jobs that lose nodes, and whole jobs as in a pod: some minutes"
 	@echo "make test-matrix   whole grids; the tests of reader, attention and families with the oldest and newest torch and transformers"
