@@ -32,7 +32,7 @@ def read_given(location: str, on: str, columns: Sequence[str]) -> pa.Table:
     Args:
         location: path or URI of the table.
         on: its column of ids.
-        columns: others that are read; all if there are none.
+        columns: others that are read; all if empty.
 
     Raises:
         ConfigError: the table cannot be read, lacks a column or an id, has an id twice, or a column has another type.

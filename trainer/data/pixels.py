@@ -149,7 +149,7 @@ def normalise(settings: Settings, levels: Levels) -> dict[str, Tensor]:
 
     Args:
         settings: the family's, as the manifest has them.
-        levels: of some units; of none there are none.
+        levels: of some units; empty without any.
     """
     made = _OF_INPUTS[settings["inputs"]](settings, levels) if levels else {}
     return {name: tensor for name, tensor in levels.items() if name != MOVING} | made

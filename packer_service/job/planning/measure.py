@@ -92,7 +92,9 @@ def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:
     if fragment.file.kind == DATASET:
         source = open_dataset(fragment.file)
         stored = source.rows(fragment.start, fragment.end)
-        kept = filtered_documents(source.documents_of(fragment.start, fragment.end), config) if config.where else None
+        kept = None
+        if config.where is not None:
+            kept = filtered_documents(source.documents_of(fragment.start, fragment.end), config.where)
         for row in _load_ahead(stored, fragment):
             if kept is None or kept[row.number]:
                 measured += _measure_row(row, fragment, config)

@@ -38,7 +38,7 @@ class Where:
 
     def __init__(self, expression: str, connection: duckdb.DuckDBPyConnection) -> None:
         self.expression, self._connection = expression, connection
-        self._words = words_of(expression)
+        self.words = words_of(expression)
 
     def of_table(self, table: pa.Table) -> Bool[np.ndarray, "rows"]:
         """Whether it is true for each row of a table; null counts as false.
@@ -70,10 +70,10 @@ class Where:
         by_name: dict[str, str] = {}
         for row in rows:
             for name in row:
-                if isinstance(name, str) and name.lower() in self._words:
+                if isinstance(name, str) and name.lower() in self.words:
                     by_name.setdefault(name.lower(), name)
         columns = {name: [row.get(name) for row in rows] for name in by_name.values()}
-        columns |= {word: [None] * len(rows) for word in self._words if word not in by_name}
+        columns |= {word: [None] * len(rows) for word in self.words if word not in by_name}
         return pa.table({name: _column(values) for name, values in columns.items()})
 
 
@@ -110,7 +110,7 @@ def check_where(config: PackConfig, files: Iterable[SourceFile]) -> None:
         _refuse_changing(config.where)
         for file in files:
             table, nested = _first_table(file)
-            if words := words_of(config.where) & {name.lower() for name in nested}:
+            if words := where.words & {name.lower() for name in nested}:
                 raise ConfigError(
                     f"where {config.where!r:.200}: {min(words)} of {file.label} holds lists or objects; name columns "
                     "of text, numbers or booleans"
@@ -183,9 +183,7 @@ def filtered_rows(rows: Iterable[Row], file: SourceFile, config: PackConfig, lef
                     left_out[row_identity(content, config.ignore_columns, file.source)[1]] += 1
 
 
-def filtered_documents(table: pa.Table, config: PackConfig) -> Bool[np.ndarray, "rows"]:
+def filtered_documents(table: pa.Table, expression: str) -> Bool[np.ndarray, "rows"]:
     """Which rows of ``documents.parquet`` ``where`` is true for."""
-    if config.where is None:
-        return np.ones(len(table), np.bool_)
-    with asking(config.where) as where:
+    with asking(expression) as where:
         return where.of_table(table)
