@@ -9,7 +9,6 @@ from PIL import Image, ImageDraw
 
 from preshard.packer_service.demo.media import package_folder
 from preshard.packer_service.demo.model import write_model_folder
-from preshard.packer_service.demo.model_configs import PUBLISHED
 from preshard.packer_service.ingest.families.family import Family, Placement, Rows
 from preshard.packer_service.ingest.families.folder import load_family
 
@@ -24,9 +23,9 @@ BACKGROUND = (245, 245, 245)
 def families() -> dict[str, Family]:
     """Each family with the geometry of its published models."""
     made = {}
-    for name, files in PUBLISHED.items():
+    for name in (name for name in FAMILIES if not name.endswith("_moe")):
         with tempfile.TemporaryDirectory() as folder:
-            write_model_folder(Path(folder), name, vocabulary=256, files=files)
+            write_model_folder(Path(folder), name, vocabulary=256, files=tiny_model(name).published)
             made[name] = load_family(folder).family
     return made
 

@@ -17,6 +17,7 @@ from pydantic import (
 from preshard.schemas.columns import Kept
 from preshard.schemas.layout import RankImages
 from preshard.schemas.model.encoder import encoder_of, tokens_per_second
+from preshard.schemas.model.families import FAMILIES, INPUTS
 
 FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
@@ -158,7 +159,8 @@ class ModelEntry(_Record):
     @property
     def shares_crops(self) -> bool:
         """Whether a unit's crops do not see each other before the language model: its tiles are encoded one by one."""
-        return bool(self.settings.get("inputs") == "internvl")
+        name = INPUTS.get(str(self.settings.get("inputs")))
+        return name is not None and FAMILIES[name].tiles == "thumbnail"
 
     @field_validator("settings")
     @classmethod

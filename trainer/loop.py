@@ -17,7 +17,7 @@ from preshard.trainer.config import DTYPES, TrainConfig
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
-from preshard.trainer.data.pixels import to_device
+from preshard.trainer.device import to_device
 from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
 from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.export import export_model

@@ -17,7 +17,7 @@ from torch.optim import AdamW
 from preshard.schemas.errors import PreshardError
 from preshard.trainer.config import TrainConfig
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.data.pixels import to_device
+from preshard.trainer.device import to_device
 
 BETAS = (0.9, 0.95)
 """AdamW's decay rates for the mean of gradients and of their squares."""

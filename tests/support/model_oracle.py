@@ -34,7 +34,8 @@ from preshard.packer_service.packs.rendered import grid_positions, groups_of_uni
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask, drop_groups
-from preshard.trainer.data.inputs import InputUnit, model_inputs
+from preshard.trainer.families.family import model_inputs
+from preshard.trainer.families.pictures import InputUnit
 
 NOT_PIXELS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "second_per_grid_ts", "num_crops")
 

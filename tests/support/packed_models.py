@@ -22,11 +22,11 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.data.inputs import InputUnit, model_inputs
+from preshard.trainer.families.family import has_transformers, model_inputs
+from preshard.trainer.families.pictures import InputUnit
 from preshard.trainer.models import load_model
-from preshard.trainer.models.families import FAMILIES
-from preshard.trainer.models.interface import has_transformers
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from preshard.trainer.data import RankBatch
+from preshard.trainer.families.family import ModelFamily
 from preshard.trainer.models import PackedModel
-from preshard.trainer.models.vision.family import ModelFamily
 
 Made = tuple[RankBatch, ModelFamily]
 Fault = Callable[[RankBatch, ModelFamily], Made | None]

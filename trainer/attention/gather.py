@@ -28,7 +28,7 @@ from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
 from preshard.trainer.attention.kernels.whole import identity
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
-from preshard.trainer.data.pixels import to_device
+from preshard.trainer.device import to_device
 from preshard.trainer.distributed.mesh import ContextParallel, all_gather_single
 
 Exchange = Literal["all", "needed"]

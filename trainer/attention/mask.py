@@ -17,7 +17,7 @@ from torch import Tensor
 
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, drop_groups, list_places
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.data.pixels import to_device
+from preshard.trainer.device import to_device
 
 ARRAYS = tuple(field.name for field in fields(MaskArrays))
 """Names of the mask's arrays, the same on the host and on the device."""

@@ -33,7 +33,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.heads import exchange_for_heads, gather_heads
-from preshard.trainer.data.pixels import to_device
+from preshard.trainer.device import to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 
 Rule = Callable[..., tuple[Tensor, Tensor | None]]

@@ -15,8 +15,9 @@ from preshard.schemas.errors import ReaderError
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import DocumentSpan, ModelEntry, Unit
 from preshard.schemas.sequence import PADDING_DOC
-from preshard.trainer.data.inputs import InputUnit, picture_levels
-from preshard.trainer.data.pixels import normalise, to_device
+from preshard.trainer.device import to_device
+from preshard.trainer.families.family import normalise, picture_levels
+from preshard.trainer.families.pictures import InputUnit
 
 ON_HOST = ("image_edges", "pool_edges", "pool_positions", "picture_sizes", "unit_edges")
 """Tensors that plan exchanges and shapes. They are read on the CPU, since reading them on a device means waiting."""

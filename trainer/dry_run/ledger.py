@@ -58,6 +58,8 @@ _PLACES = (
     ("/trainer/dry_run/device.py", "attention"),
     ("/trainer/attention/", "exchange"),
     ("/trainer/data/", "inputs"),
+    ("/trainer/device.py", "inputs"),
+    ("/trainer/families/pictures.py", "inputs"),
     ("/torch/optim/", "optimizer"),
 )
 """Files in which memory is asked for, the first that fits, and the part."""

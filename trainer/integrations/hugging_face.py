@@ -24,7 +24,7 @@ from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import loading, prepare
-from preshard.trainer.data.pixels import to_device
+from preshard.trainer.device import to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES

@@ -10,16 +10,15 @@ from typing import Any
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ManifestHead
+from preshard.schemas.model.families import language_model
 from preshard.schemas.model.followed import (
-    CAPPED,
-    GROUPS_IN_WINDOWS,
     check_followed,
     check_window,
     hidden_window_of,
     window_of,
 )
 from preshard.trainer.attention.mask import Groups
-from preshard.trainer.models.families import check_version, family_of
+from preshard.trainer.families.family import check_version, family_of
 from preshard.trainer.models.interface import register_attention
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -79,15 +78,15 @@ def read_model_config(folder: str | Path) -> Any:
 def model_sizes(config: Any) -> ModelSizes:
     """Sizes of the language part of a configuration."""
     text = config.get_text_config()
-    num_heads = text.num_attention_heads
+    language, num_heads = language_model(text.model_type), text.num_attention_heads
     return ModelSizes(
         num_heads=num_heads,
         num_kv_heads=min(_of_layers(text, "num_key_value_heads", num_heads)),
         head_dims=_of_layers(text, "head_dim", text.hidden_size // num_heads),
         vocab_size=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         windows=_layer_windows(text, window_of(config.to_dict())),
-        groups="window" if text.model_type in GROUPS_IN_WINDOWS else "all",
-        softcap=text.final_logit_softcapping if text.model_type in CAPPED else None,
+        groups=language.groups,
+        softcap=text.final_logit_softcapping if language.caps_logits else None,
     )
 
 

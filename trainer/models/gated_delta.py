@@ -84,20 +84,13 @@ def _project(module: Any, hidden_1LC: Tensor) -> Projected:
     return q, k, v, z, module.in_proj_b(hidden), module.in_proj_a(hidden)
 
 
-PROJECTIONS: dict[str, Callable[[Any, Tensor], Projected]] = {
-    "Qwen3NextGatedDeltaNet": _project_next,
-    "Qwen3_5GatedDeltaNet": _project,
-    "Qwen3_5MoeGatedDeltaNet": _project,
-}
-"""Layers by the name of their class."""
-
-
 def follow_states(model: nn.Module) -> None:
     """Makes each layer with a state take a pack's documents one by one. Nothing but the attribute ``forward`` of these
     modules changes; parameters keep their names.
     """
     for module in model.modules():
-        if (project := PROJECTIONS.get(type(module).__name__)) is not None:
+        if type(module).__name__.endswith("GatedDeltaNet"):
+            project = _project_next if hasattr(module, "in_proj_qkvz") else _project
             module.forward = partial(_forward, module, project)
 
 

@@ -122,27 +122,6 @@ def _hide_broken_torchvision() -> None:
         sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 
-Version = tuple[int, int]
-
-PLACES: Version = (5, 15)
-"""Vision encoders take what they would otherwise work out of the grids, and for which a device's host waits."""
-
-OWN_ROWS: Version = (5, 15)
-"""``from_pretrained`` reads of a sharded parameter this rank's rows alone. Before, each rank reads whole tensors."""
-
-
-OWN_FUNCTIONS: Version = (5, 23)
-"""Files of models with a gated delta rule have it and its convolution as functions that take a state."""
-
-
-def has_transformers(since: Version) -> bool:
-    """Whether the installed ``transformers`` is of a version or newer."""
-    import transformers
-
-    major, minor = transformers.__version__.split(".")[:2]
-    return (int(major), int(minor)) >= since
-
-
 def unwrap(model: Any) -> Any:
     """The model itself, without what ``peft`` has put around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.models.families import family_of
+from preshard.trainer.families.family import family_of
 from preshard.trainer.models.folder import check_weights, one_line, read_model_config
 from preshard.trainer.models.gated_delta import follow_states
 from preshard.trainer.models.interface import PACKED, register_attention

@@ -19,15 +19,14 @@ from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.attention.mask import Groups, count_layers
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.data.pixels import normalise, to_device
+from preshard.trainer.device import to_device
 from preshard.trainer.distributed.mesh import ContextParallel
-from preshard.trainer.models.families import family_of
+from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.gated_delta import bind_states
 from preshard.trainer.models.interface import PACKED, block_paths, unwrap, without_autocast
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum, token_losses
-from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily
 
 
 class PackedModel(nn.Module):

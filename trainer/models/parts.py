@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.memory import Trains
-from preshard.trainer.models.families import family_of
+from preshard.trainer.families.family import family_of
 from preshard.trainer.models.interface import base_names, unwrap
 
 VISION, LANGUAGE = "vision", "language"

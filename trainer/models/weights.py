@@ -20,8 +20,13 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.families import Version
+from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models.folder import one_line
-from preshard.trainer.models.interface import OWN_ROWS, base_names, block_paths, has_transformers
+from preshard.trainer.models.interface import base_names, block_paths
+
+OWN_ROWS: Version = (5, 15)
+"""``from_pretrained`` reads of a sharded parameter this rank's rows alone. Before, each rank reads whole tensors."""
 
 AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 

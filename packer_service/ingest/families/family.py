@@ -171,7 +171,7 @@ class Family:
         """
         given = [name for name in ("min_pixels", "max_pixels") if getattr(medium, name) is not None]
         if given:
-            reason = "is followed only for the Qwen-VL models; leave it out"
+            reason = f"is not followed for {self.model_type} models, whose processor has no such limit; leave it out"
             raise DocumentError("bad_row", f"{given[0]} {reason}")
         return self
 

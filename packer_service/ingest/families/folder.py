@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import Family
-from preshard.packer_service.ingest.families.gemma import read_gemma3, read_gemma4
-from preshard.packer_service.ingest.families.glm import read_glm
-from preshard.packer_service.ingest.families.internvl import read_internvl
-from preshard.packer_service.ingest.families.mistral3 import read_mistral3
-from preshard.packer_service.ingest.families.molmo2 import read_molmo2
-from preshard.packer_service.ingest.families.qwen_folder import read_qwen
 from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.model.followed import check_followed, hidden_window_of, window_of
-
-READERS: dict[str, Callable[[ModelFolder, ImageBackend], Family]] = {
-    "qwen3_vl": read_qwen,
-    "qwen3_vl_moe": read_qwen,
-    "qwen3_5": read_qwen,
-    "qwen3_5_moe": read_qwen,
-    "qwen2_5_vl": read_qwen,
-    "molmo2": read_molmo2,
-    "internvl": read_internvl,
-    "glm4v": read_glm,
-    "glm4v_moe": read_glm,
-    "glm46v": read_glm,
-    "gemma3": read_gemma3,
-    "mistral3": read_mistral3,
-    "gemma4": read_gemma4,
-}
-"""Each ``model_type`` that reads images, and what reads its folder."""
 
 _OWN_CONFIGS = ("quantization_config", "compression_config")
 """Nested settings that say nothing of a second kind of input."""
+
+
+def load_module(model_type: str) -> Any:
+    """The file of a family that reads images, with its ``read_family`` and its tiny models, ``TINY``."""
+    return import_module(f"{__package__}.{FAMILIES[model_type].file}")
 
 
 @dataclass(frozen=True)
@@ -90,14 +74,16 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
             processor of this backend.
     """
     folder = ModelFolder(Path(path))
-    reader = READERS.get(folder.model_type)
-    if reader is None and not _is_text_only(folder):
+    reads_images = folder.model_type in FAMILIES
+    if not reads_images and not _is_text_only(folder):
         raise ConfigError(
-            f"model: model_type {folder.model_type!r} is not supported; what is: {', '.join(READERS)}, and causal "
+            f"model: model_type {folder.model_type!r} is not supported; what is: {', '.join(FAMILIES)}, and causal "
             "language models that read only text"
         )
     check_followed(folder.config, "model")
-    family = TextFamily(folder.model_type) if reader is None else reader(folder, backend)
+    family: Family = TextFamily(folder.model_type)
+    if reads_images:
+        family = load_module(folder.model_type).read_family(folder, backend)
     return FolderFamily(
         family=family,
         sha256=folder.sha256,

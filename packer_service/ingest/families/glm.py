@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from preshard.packer_service.ingest.document import Medium, MediumKind
+from preshard.packer_service.ingest.families import tiny
 from preshard.packer_service.ingest.families.family import Family, Mark, Piece, Placement, Rows
-from preshard.packer_service.ingest.families.qwen import PixelLimits, QwenFamily, fit_frames
-from preshard.packer_service.ingest.families.qwen_folder import shared_sizes
-from preshard.packer_service.ingest.families.settings import BICUBIC, BICUBIC_OF, CLIP, STEPS, ModelFolder, Section
+from preshard.packer_service.ingest.families.qwen import shared_sizes
+from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, QwenFamily, fit_frames
+from preshard.packer_service.ingest.families.settings import (
+    BICUBIC,
+    BICUBIC_OF,
+    CLIP,
+    IMAGE_PROCESSOR,
+    STEPS,
+    VIDEO_PROCESSOR,
+    ModelFolder,
+    Section,
+)
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.model.encoder import VisionEncoder
@@ -90,7 +101,7 @@ class GlmFamily(QwenFamily):
         )
 
 
-def read_glm(folder: ModelFolder, backend: ImageBackend) -> GlmFamily:
+def read_family(folder: ModelFolder, backend: ImageBackend) -> GlmFamily:
     """The family with a model folder's settings.
 
     Raises:
@@ -165,3 +176,69 @@ def _encoder(vision: dict[str, Any]) -> VisionEncoder:
         row_hidden=rows,
         row_outputs=rows + 3 * vision["intermediate_size"],
     )
+
+
+_NAMED = {
+    **{"image_start_token_id": IMAGE_START, "image_end_token_id": IMAGE_END},
+    **{"video_start_token_id": VIDEO_START, "video_end_token_id": VIDEO_END},
+    **{"image_token_id": "<|image|>", "video_token_id": "<|video|>"},
+}
+_EXPERTS = {
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1},
+    **{"first_k_dense_replace": 1, "attention_bias": True},
+}
+
+
+def _tiny_config(
+    text: dict[str, Any], ids: dict[str, int], *, model_type: str, name: str, parts: str, experts: Mapping[str, Any]
+) -> dict[str, Any]:
+    sections = {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    text = {key: value for key, value in text.items() if experts or key != "head_dim"}
+    return {
+        **{"model_type": model_type, "architectures": [f"{name}ForConditionalGeneration"]},
+        **{key: ids[mark] for key, mark in _NAMED.items()},
+        "text_config": {"model_type": f"{parts}_text", **text, **experts, "rope_parameters": {**tiny.ROPE, **sections}},
+        "vision_config": {
+            **{"model_type": f"{parts}_vision", **tiny.DEEP_VISION},
+            **{"image_size": 112, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2},
+        },
+    }
+
+
+def _processors(name: str) -> tiny.Files:
+    """The files of a processor's two parts."""
+    shared = {**tiny.CLIP, "patch_size": 14, "temporal_patch_size": FRAMES, "merge_size": 2}
+    shared["processor_class"] = f"{name}Processor"
+    return {
+        IMAGE_PROCESSOR: {
+            **{"image_processor_type": f"{name}ImageProcessor", **shared},
+            "size": {"shortest_edge": 12544, "longest_edge": 2007040},
+        },
+        VIDEO_PROCESSOR: {
+            **{"video_processor_type": f"{name}VideoProcessor", **shared},
+            "size": {"shortest_edge": 12544, "longest_edge": 6291456},
+        },
+    }
+
+
+_PUBLISHED = {
+    IMAGE_PROCESSOR: {"size": {"shortest_edge": 12544, "longest_edge": 9633792}},
+    VIDEO_PROCESSOR: {"size": {"shortest_edge": 12544, "longest_edge": 47040000}},
+}
+
+
+def _tiny(model_type: str, name: str, parts: str, experts: Mapping[str, Any], processor: str) -> tiny.TinyModel:
+    return tiny.TinyModel(
+        marks=(*tiny.MARKS[:3], *_NAMED.values()),
+        config=partial(_tiny_config, model_type=model_type, name=name, parts=parts, experts=experts),
+        placeholders=(f"{IMAGE_START}<|image|>{IMAGE_END}", f"{VIDEO_START}<|video|>{VIDEO_END}"),
+        processors=_processors(processor),
+        published=_PUBLISHED,
+    )
+
+
+TINY = {
+    "glm4v": _tiny("glm4v", "Glm4v", "glm4v", {}, "Glm4v"),
+    "glm4v_moe": _tiny("glm4v_moe", "Glm4vMoe", "glm4v_moe", _EXPERTS, "Glm4v"),
+    "glm46v": _tiny("glm46v", "Glm46V", "glm4v", {}, "Glm46V"),
+}

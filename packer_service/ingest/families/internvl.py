@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from preshard.packer_service.ingest.families import tiny
 from preshard.packer_service.ingest.families.family import (
     CropShape,
     Family,
@@ -22,7 +23,10 @@ from preshard.packer_service.ingest.families.settings import (
     BICUBIC_OF,
     CLIP,
     CONFIG,
+    IMAGE_PROCESSOR,
+    PROCESSOR,
     STEPS,
+    VIDEO_PROCESSOR,
     ModelFolder,
     Section,
 )
@@ -108,7 +112,7 @@ class InternVLFamily(Family):
         return UnitShape(kind=kind, grid=grid, patches=patches, rows=rows, load=load, crops=crops, time_step=0.0)
 
 
-def read_internvl(folder: ModelFolder, backend: ImageBackend) -> InternVLFamily:
+def read_family(folder: ModelFolder, backend: ImageBackend) -> InternVLFamily:
     """The family with a model folder's settings.
 
     Raises:
@@ -192,3 +196,58 @@ def _encoder(folder: ModelFolder, rows: int) -> tuple[VisionEncoder, tuple[int, 
         row_outputs=text,
     )
     return encoder, grid
+
+
+def _tiny_config(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    return {
+        **{"model_type": "internvl", "architectures": ["InternVLForConditionalGeneration"]},
+        **{"image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": 16, "downsample_ratio": 0.5},
+        "tie_word_embeddings": False,
+        "text_config": {"model_type": "qwen3", **text, "rope_parameters": tiny.ROPE},
+        "vision_config": {
+            **{"model_type": "internvl_vision", **tiny.VISION, "image_size": [112, 112], "patch_size": [14, 14]},
+        },
+    }
+
+
+TINY = {
+    "internvl": tiny.TinyModel(
+        marks=(*tiny.MARKS[:3], "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+        config=_tiny_config,
+        placeholders=("<IMG_CONTEXT>\n", "<video>\n"),
+        tokenizer_names={
+            **{"start_image_token": "<img>", "end_image_token": "</img>"},
+            **{"context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"},
+        },
+        processors={
+            IMAGE_PROCESSOR: {
+                **{
+                    "image_processor_type": "GotOcr2ImageProcessor",
+                    "processor_class": "InternVLProcessor",
+                    **tiny.CLIP,
+                },
+                **{
+                    "size": {"height": 112, "width": 112},
+                    "min_patches": 1,
+                    "max_patches": 12,
+                    "crop_to_patches": False,
+                },
+            },
+            VIDEO_PROCESSOR: {
+                **{
+                    "video_processor_type": "InternVLVideoProcessor",
+                    "processor_class": "InternVLProcessor",
+                    **tiny.CLIP,
+                },
+                "size": {"height": 112, "width": 112},
+            },
+            PROCESSOR: {"processor_class": "InternVLProcessor", "image_seq_length": 16},
+        },
+        published={
+            CONFIG: {"vision_config": {"image_size": [448, 448]}, "image_seq_length": 256},
+            IMAGE_PROCESSOR: {"size": {"height": 448, "width": 448}},
+            VIDEO_PROCESSOR: {"size": {"height": 448, "width": 448}},
+            PROCESSOR: {"image_seq_length": 256},
+        },
+    )
+}

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from preshard.packer_service.ingest.families import tiny
 from preshard.packer_service.ingest.families.family import (
     CropShape,
     Family,
@@ -17,7 +18,15 @@ from preshard.packer_service.ingest.families.family import (
     UnitShape,
     encoder_load,
 )
-from preshard.packer_service.ingest.families.settings import BICUBIC, BICUBIC_OF, CLIP, STEPS, ModelFolder
+from preshard.packer_service.ingest.families.settings import (
+    BICUBIC,
+    BICUBIC_OF,
+    CLIP,
+    IMAGE_PROCESSOR,
+    PROCESSOR,
+    STEPS,
+    ModelFolder,
+)
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.model.encoder import VisionEncoder
@@ -95,7 +104,7 @@ class Mistral3Family(Family):
         return wide, high
 
 
-def read_mistral3(folder: ModelFolder, backend: ImageBackend) -> Mistral3Family:
+def read_family(folder: ModelFolder, backend: ImageBackend) -> Mistral3Family:
     """The family with a model folder's settings.
 
     Raises:
@@ -160,3 +169,40 @@ def _encoder(folder: ModelFolder, vision: dict[str, Any], merged: int) -> Vision
         row_hidden=hidden,
         row_outputs=text + text**2 // hidden,
     )
+
+
+def _tiny_config(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    return {
+        **{"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"]},
+        **{"image_token_index": ids["[IMG]"], "spatial_merge_size": 2, "tie_word_embeddings": False},
+        "text_config": {"model_type": "mistral", **text, "sliding_window": None, "rope_parameters": tiny.ROPE},
+        "vision_config": {
+            **{"model_type": "pixtral", **tiny.VISION, "head_dim": tiny.VISION_WIDTH // tiny.VISION_HEADS},
+            **{"image_size": 448, "patch_size": 14, "hidden_act": "silu"},
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
+        },
+    }
+
+
+TINY = {
+    "mistral3": tiny.TinyModel(
+        marks=(*tiny.MARKS[:3], "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        config=_tiny_config,
+        placeholders=("[IMG]", ""),
+        processors={
+            IMAGE_PROCESSOR: {
+                **{
+                    "image_processor_type": "PixtralImageProcessor",
+                    "processor_class": "PixtralProcessor",
+                    **tiny.CLIP,
+                },
+                **{"size": {"longest_edge": 448}, "patch_size": 14},
+            },
+            PROCESSOR: {
+                **{"processor_class": "PixtralProcessor", "patch_size": 14, "spatial_merge_size": 2},
+                **{"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
+            },
+        },
+        published={IMAGE_PROCESSOR: {"size": {"longest_edge": 1540}}},
+    )
+}

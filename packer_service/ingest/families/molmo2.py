@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from preshard.packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.families import tiny
 from preshard.packer_service.ingest.families.family import (
     CropShape,
     Family,
@@ -19,7 +20,16 @@ from preshard.packer_service.ingest.families.family import (
     UnitShape,
     encoder_load,
 )
-from preshard.packer_service.ingest.families.settings import HALVES, STEPS, ModelFolder, Section
+from preshard.packer_service.ingest.families.settings import (
+    CONFIG,
+    HALVES,
+    IMAGE_PROCESSOR,
+    PROCESSOR,
+    STEPS,
+    VIDEO_PROCESSOR,
+    ModelFolder,
+    Section,
+)
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.model.encoder import VisionEncoder
@@ -169,7 +179,7 @@ def _in_rows(unit: int, pooled: tuple[int, int], marks: tuple[str, str], columns
     return [Mark(unit, marks[0]), *inside, Mark(unit, marks[1])]
 
 
-def read_molmo2(folder: ModelFolder, backend: ImageBackend) -> Molmo2Family:
+def read_family(folder: ModelFolder, backend: ImageBackend) -> Molmo2Family:
     """The family with a model folder's settings.
 
     Raises:
@@ -277,3 +287,76 @@ def _encoder(folder: ModelFolder) -> VisionEncoder:
         row_hidden=adapter["intermediate_size"],
         row_outputs=adapter["text_hidden_size"],
     )
+
+
+def _tiny_config(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    names = {
+        **{"image_start_token_id": "<im_start>", "low_res_image_start_token_id": "<low_res_im_start>"},
+        **{"image_end_token_id": "<im_end>", "image_patch_id": "<im_patch>"},
+        **{"frame_start_token_id": "<frame_start>", "frame_end_token_id": "<frame_end>"},
+    }
+    heads = {"num_attention_heads": tiny.VISION_HEADS, "num_key_value_heads": tiny.VISION_HEADS}
+    heads["head_dim"] = tiny.VISION_WIDTH // tiny.VISION_HEADS
+    return {
+        **{"model_type": "molmo2", "architectures": ["Molmo2ForConditionalGeneration"]},
+        **{name: ids[mark] for name, mark in names.items()},
+        "text_config": {"model_type": "molmo2_text", **text, "rope_parameters": tiny.ROPE, "additional_vocab_size": 0},
+        "vision_config": {
+            **{"model_type": "molmo2_vision", **tiny.VISION, **heads, "image_size": [112, 112], "patch_size": 14},
+        },
+        "adapter_config": {
+            **{
+                "model_type": "molmo2_adapter",
+                "vision_feature_layer": [1, 0],
+                "hidden_size": tiny.VISION_WIDTH,
+                **heads,
+            },
+            **{"intermediate_size": 2 * tiny.WIDTH, "text_hidden_size": tiny.WIDTH},
+        },
+    }
+
+
+TINY = {
+    "molmo2": tiny.TinyModel(
+        marks=(
+            *(
+                *tiny.MARKS[:3],
+                "<im_start>",
+                "<im_end>",
+                "<im_patch>",
+                "<im_col>",
+                "<low_res_im_start>",
+                "<|image|>",
+            ),
+            *("<im_low>", "<frame_start>", "<frame_end>", "<|video|>"),
+        ),
+        config=_tiny_config,
+        placeholders=("<|image|>", "<|video|>"),
+        processors={
+            IMAGE_PROCESSOR: {
+                **{
+                    "image_processor_type": "Molmo2ImageProcessor",
+                    "processor_class": "Molmo2Processor",
+                    **tiny.HALVES,
+                },
+                **{"size": {"height": 112, "width": 112}, "patch_size": 14, "max_crops": 8, "overlap_margins": [1, 1]},
+                "pooling_size": [2, 2],
+            },
+            VIDEO_PROCESSOR: {
+                **{
+                    "video_processor_type": "Molmo2VideoProcessor",
+                    "processor_class": "Molmo2Processor",
+                    **tiny.HALVES,
+                },
+                **{"size": {"height": 112, "width": 112}, "patch_size": 14, "pooling_size": [3, 3]},
+                **{"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True},
+            },
+            PROCESSOR: {"processor_class": "Molmo2Processor"},
+        },
+        published={
+            CONFIG: {"vision_config": {"image_size": [378, 378]}},
+            IMAGE_PROCESSOR: {"size": {"height": 378, "width": 378}, "overlap_margins": [4, 4]},
+            VIDEO_PROCESSOR: {"size": {"height": 378, "width": 378}},
+        },
+    )
+}

@@ -1,249 +1,240 @@
-"""The Qwen-VL models: pictures near their own size and shape, one square of patches a row."""
+"""A model folder of a Qwen-VL model to its family."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-import numpy as np
-
-from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.families.family import (
-    CropShape,
-    Family,
-    Mark,
-    Piece,
-    Placement,
-    Rows,
-    Scaling,
-    UnitShape,
-    encoder_load,
+from preshard.packer_service.ingest.families import tiny
+from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, Qwen3VLFamily, Qwen25VLFamily, QwenFamily
+from preshard.packer_service.ingest.families.settings import (
+    BICUBIC,
+    BICUBIC_OF,
+    CLIP,
+    HALVES,
+    IMAGE_PROCESSOR,
+    STEPS,
+    VIDEO_PROCESSOR,
+    Colours,
+    ModelFolder,
+    Section,
 )
-from preshard.schemas.errors import DocumentError
-from preshard.schemas.manifest import UnitKind
-from preshard.schemas.model.encoder import VisionEncoder
-
-MAX_ASPECT_RATIO = 200
-"""Longer side over shorter, above which the processors refuse a picture."""
-
-CONTEXT_SHARE = 0.9
-"""Share of ``max_video_tokens`` that a video of Qwen2.5-VL may fill, where frames are capped."""
-
-SPARE = 1.05
-"""By how much the largest number of a frame's pixels stays above the least, where frames are capped."""
+from preshard.schemas.config import ImageBackend
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.encoder import TIME_KEY, VisionEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PixelLimits:
-    """Least and most pixels of a picture, or of all frames of a video together."""
-
-    least: int
-    most: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class QwenFamily(Family):
-    """Stills; what a video becomes is each model's own.
+class QwenKind:
+    """What a kind of Qwen-VL model has where its folder says nothing.
 
     Attributes:
-        encoder: its dimensions.
-        images: limits of a still image's pixels.
-        videos: limits of a video's pixels.
-        stills: how a still becomes its canvas.
-        cap_frames: whether each frame of a video has a limit of its own besides.
-        cap_tokens: rows that this limit follows from.
+        video_processors: names of its video processor's class.
+        video_limits: the video processor's own.
+        video_colours: the same.
+        cap_tokens: the video processor's ``max_video_tokens``.
+        encoder: values of the encoder's class for keys that a ``config.json`` leaves out.
     """
 
-    encoder: VisionEncoder
-    images: PixelLimits
-    videos: PixelLimits
-    stills: Scaling
-    cap_frames: bool = False
-    cap_tokens: int = 0
-
-    @property
-    def factor(self) -> int:
-        """Side of the square of pixels that becomes one row."""
-        return self.encoder.patch_size[0] * self.merge
-
-    @property
-    def together(self) -> int:
-        """Frames that one patch covers."""
-        return self.encoder.temporal_patch_size
-
-    def image(self, width: int, height: int) -> Placement:
-        """The whole image near its own size and shape, as one unit."""
-        size = fit_size(width, height, self.images, factor=self.factor, code="bad_image")
-        unit = self._unit("image", size, [None], 1.0)
-        return Placement(pieces=(Rows(0, unit.rows, self.image_token),), units=(unit,), scaling=self.stills)
-
-    def within(self, medium: Medium) -> Family:
-        """With the limits that the row gives instead of those of the folder."""
-        if medium.min_pixels is None and medium.max_pixels is None:
-            return self
-        own = self.images if medium.kind == "image" else self.videos
-        limits = PixelLimits(least=medium.min_pixels or own.least, most=medium.max_pixels or own.most)
-        return replace(self, images=limits) if medium.kind == "image" else replace(self, videos=limits)
-
-    def check_frames(self, n_frames: int) -> None:
-        """Refuses a video of fewer frames than one patch covers, as most video processors do.
-
-        Raises:
-            DocumentError: ``bad_video``.
-        """
-        if n_frames < self.together:
-            raise DocumentError(
-                "bad_video",
-                f"shows {n_frames} frame, and the model's processor refuses less than {self.together}; raise "
-                "video.fps, or give the frame as an image",
-            )
-
-    def _unit(self, kind: UnitKind, size: tuple[int, int], frames: Sequence[int | None], time_step: float) -> UnitShape:
-        """A unit of pictures of this size."""
-        (width, height), patch, window = size, self.encoder.patch_size[0], self.encoder.window_size
-        high, wide = height // patch, width // patch
-        rows = high * wide // self.merge**2
-        return UnitShape(
-            kind=kind,
-            grid=(1, high, wide),
-            patches=high * wide,
-            rows=rows,
-            load=encoder_load(self.encoder, [high * wide], rows, _window_pairs(high, wide, window) if window else 0),
-            crops=tuple(CropShape.whole(width, height, frame) for frame in frames),
-            time_step=time_step,
-        )
-
-    def _frames_of_patches(self, n_frames: int) -> list[range]:
-        """The frames that the encoder takes together, by patch of time; the last patch may have fewer."""
-        together = self.together
-        return [range(first, min(first + together, n_frames)) for first in range(0, n_frames, together)]
+    video_processors: tuple[str, ...]
+    video_limits: PixelLimits
+    video_colours: Colours
+    cap_tokens: int
+    encoder: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Qwen25VLFamily(QwenFamily):
-    """A video is one run of rows, and its temporal positions grow with the time between frames.
-
-    Attributes:
-        tokens_per_second: growth of the temporal position in one second of video.
-    """
-
-    tokens_per_second: int
-
-    def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:
-        """All frames in one size, near their own as long as each is within its limits."""
-        n_frames, limits = len(timestamps), self.videos
-        if self.cap_frames:
-            whole = int(self.cap_tokens * self.factor**2 * CONTEXT_SHARE)
-            most = max(min(limits.most, whole * self.together // n_frames), int(limits.least * SPARE))
-            limits = PixelLimits(least=limits.least, most=most)
-        size = fit_size(width, height, limits, factor=self.factor, code="bad_video")
-        step = self._time_step(timestamps)
-        units = [self._unit("frames", size, frames, step) for frames in self._frames_of_patches(n_frames)]
-        pieces = tuple(Rows(number, unit.rows, self.video_token) for number, unit in enumerate(units))
-        return Placement(pieces=pieces, units=tuple(units), scaling="bicubic_16_bits")
-
-    def _time_step(self, timestamps: Sequence[float]) -> float:
-        """Positions from one patch of frames to the next, by the mean time between frames."""
-        if timestamps[-1] <= timestamps[0]:
-            return 1.0
-        rate = (len(timestamps) - 1) / (timestamps[-1] - timestamps[0])
-        return float(np.float32(self.tokens_per_second) * np.float32(self.together / rate))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Qwen3VLFamily(QwenFamily):
-    """``<0.3 seconds>``, the opening mark, the rows of two frames and the closing mark, for each pair of frames."""
-
-    def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:
-        """All frames in one size, near their own as long as the whole video is within its limits."""
-        size = self._size(width, height, len(timestamps))
-        pieces: list[Piece] = []
-        units = []
-        for number, frames in enumerate(self._frames_of_patches(len(timestamps))):
-            unit = self._unit("frames", size, frames, 1.0)
-            # A patch that lacks a frame shows its last one again, so both are at the same time.
-            middle = (timestamps[frames[0]] + timestamps[frames[-1]]) / 2
-            pieces += [f"<{middle:.1f} seconds>", Mark(number, self.opening)]
-            pieces += [Rows(number, unit.rows, self.video_token), Mark(number, self.closing)]
-            units.append(unit)
-        return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic_16_bits")
-
-    def within(self, medium: Medium) -> Family:
-        """Only of images: the processor limits all frames of a video together."""
-        given = [name for name in ("min_pixels", "max_pixels") if getattr(medium, name) is not None]
-        if given and medium.kind == "video":
-            raise DocumentError(
-                "bad_row",
-                f"{given[0]} of a video is not followed for {self.model_type}, whose processor limits all frames "
-                "together; leave it out, or set size in the model folder's video processor",
-            )
-        return super().within(medium)
-
-    def _size(self, width: int, height: int, n_frames: int) -> tuple[int, int]:
-        self.check_frames(n_frames)
-        limits, factor = self.videos, self.factor
-        if self.cap_frames:
-            of_frame = max(min(self.cap_tokens * factor**2, limits.most // n_frames), int(limits.least * SPARE))
-            limits = PixelLimits(least=limits.least, most=of_frame * n_frames)
-        return fit_frames(
-            width, height, limits, factor=factor, code="bad_video", frames=n_frames, time_factor=self.together
-        )
+KINDS = {
+    "qwen2_5_vl": QwenKind(
+        video_processors=("Qwen2VLVideoProcessor", "Qwen2VLImageProcessor"),
+        video_limits=PixelLimits(least=128 * 28 * 28, most=28 * 28 * 768),
+        video_colours=CLIP,
+        cap_tokens=128000,
+        encoder={
+            **{"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "out_hidden_size": 3584},
+            **{"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "window_size": 112},
+            **{"fullatt_block_indexes": (7, 15, 23, 31), TIME_KEY: 4},
+        },
+    ),
+    "qwen3_vl": QwenKind(
+        video_processors=("Qwen3VLVideoProcessor",),
+        video_limits=PixelLimits(least=128 * 32 * 32, most=32 * 32 * 768),
+        video_colours=HALVES,
+        cap_tokens=768,
+        encoder={
+            **{"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 3584},
+            **{"patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2},
+            "deepstack_visual_indexes": (8, 16, 24),
+        },
+    ),
+}
+KINDS["qwen3_vl_moe"] = KINDS["qwen3_vl"]
+KINDS["qwen3_5"] = KINDS["qwen3_5_moe"] = replace(
+    KINDS["qwen3_vl"], encoder={**KINDS["qwen3_vl"].encoder, "deepstack_visual_indexes": ()}
+)
 
 
-def fit_frames(
-    width: int, height: int, limits: PixelLimits, *, factor: int, code: str, frames: int, time_factor: int
-) -> tuple[int, int]:
-    """:func:`fit_size` of frames that are enlarged first if a side is shorter than ``factor``."""
-    if min(width, height) < factor:
-        grow = max(factor / height, factor / width)
-        width, height = int(width * grow), int(height * grow)
-    return fit_size(width, height, limits, factor=factor, code=code, frames=frames, time_factor=time_factor)
-
-
-def fit_size(
-    width: int, height: int, limits: PixelLimits, *, factor: int, code: str, frames: int = 1, time_factor: int = 1
-) -> tuple[int, int]:
-    """Width and height as the nearest multiples of ``factor`` for which the number of pixels is within its limits.
-
-    Above or below the limits both sides are scaled by the same factor and rounded down or up. This is the resizing of
-    Qwen2-VL (Wang et al. 2024, section 2.1), with the arithmetic of ``transformers``, where a product that is rounded
-    at another point gives another size.
-
-    Args:
-        width: of the picture.
-        height: of the picture.
-        limits: of pixels, over all frames together.
-        factor: side of the square of patches that becomes one row, in pixels.
-        code: of the error: ``bad_image`` or ``bad_video``.
-        frames: of a video whose limits hold for all frames together.
-        time_factor: frames that become one patch; the number of frames is rounded to its multiples.
+def read_family(folder: ModelFolder, backend: ImageBackend) -> QwenFamily:
+    """The family with a model folder's settings.
 
     Raises:
-        DocumentError: one side is more than 200 times as long as the other.
+        ConfigError: a file is missing, a setting is not followed, or both processors or the encoder disagree.
     """
-    longer, shorter = max(height, width), min(height, width)
-    if longer / shorter > MAX_ASPECT_RATIO:
-        reason = f"is more than {MAX_ASPECT_RATIO} times as long as it is wide, which the model's processor refuses"
-        raise DocumentError(code, f"{width} x {height} {reason}; cut it")
-    high, wide = round(height / factor) * factor, round(width / factor) * factor
-    pixels = round(frames / time_factor) * time_factor * high * wide
-    if pixels > limits.most:
-        shrink = math.sqrt((frames * height * width) / limits.most)
-        high = max(factor, math.floor(height / shrink / factor) * factor)
-        wide = max(factor, math.floor(width / shrink / factor) * factor)
-    elif pixels < limits.least:
-        grow = math.sqrt(limits.least / (frames * height * width))
-        high = math.ceil(height * grow / factor) * factor
-        wide = math.ceil(width * grow / factor) * factor
-    return wide, high
+    kind = KINDS[folder.model_type]
+    image = folder.image_processor(("Qwen2VLImageProcessor",))
+    video = folder.video_processor(kind.video_processors)
+    vision = folder.vision(kind.encoder)
+    sizes = shared_sizes(image, video, kind.encoder["patch_size"])
+    images = _limits(image, PixelLimits(least=56 * 56, most=28 * 28 * 1280))
+    videos = _limits(video, kind.video_limits)
+    cap_frames = bool(video.take("cap_pixels_per_frame", False))
+    cap_tokens = video.positive("max_video_tokens", kind.cap_tokens)
+    for section in (image, video):
+        section.fixed({**STEPS, "resample": BICUBIC})
+    for name, value in sizes.items():
+        folder.agree(image, name, value, vision["spatial_merge_size" if name == "merge_size" else name])
+    encoder = _encoder(vision)
+    image_token = folder.named_token("image_token", "<|image_pad|>")
+    video_token = folder.named_token("video_token", "<|video_pad|>")
+    opening = folder.named_token("vision_start_token", "<|vision_start|>")
+    closing = folder.named_token("vision_end_token", "<|vision_end|>")
+    settings = {
+        "inputs": "qwen_vl",
+        **sizes,
+        **folder.inputs(encoder, backend, (image, video), (CLIP, kind.video_colours)),
+        **({TIME_KEY: vision[TIME_KEY]} if TIME_KEY in vision else {}),
+    }
+    for section in (image, video, folder.processor()):
+        section.finish()
+    given: dict[str, Any] = {
+        **{"model_type": folder.model_type, "axes": 3, "merge": sizes["merge_size"], "settings": settings},
+        **{"image_token": image_token, "video_token": video_token, "opening": opening, "closing": closing},
+        **{"row_tokens": (image_token, video_token), "tokens": (image_token, video_token, opening, closing)},
+        **{"encoder": encoder, "images": images, "videos": videos, "stills": BICUBIC_OF[backend]},
+        **{"cap_frames": cap_frames, "cap_tokens": cap_tokens},
+    }
+    if TIME_KEY in vision:
+        return Qwen25VLFamily(**given, tokens_per_second=vision[TIME_KEY])
+    return Qwen3VLFamily(**given)
 
 
-def _window_pairs(height: int, width: int, window: int) -> int:
-    """Sum of the squares of the numbers of patches in the windows of a grid, cut off at its lower and right edge."""
+def shared_sizes(image: Section, video: Section, patch: int) -> dict[str, int]:
+    """The settings that both processors must share, since the model has one encoder."""
+    sizes = {}
+    for name, default in (("patch_size", patch), ("temporal_patch_size", 2), ("merge_size", 2)):
+        sizes[name], other = (section.positive(name, default) for section in (image, video))
+        if sizes[name] != other:
+            both = f"{name} of {image.where} {sizes[name]} and {name} of {video.where} {other}"
+            raise ConfigError(f"model: {both} differ, and the model has one encoder")
+    return sizes
 
-    def squares(side: int) -> int:
-        whole, rest = divmod(side, window)
-        return whole * window**2 + rest**2
 
-    return squares(height) * squares(width)
+def _limits(section: Section, own: PixelLimits) -> PixelLimits:
+    """From ``size``, or ``min_pixels`` and ``max_pixels`` as older folders name them, which come first."""
+    size = section.size({"shortest_edge": own.least, "longest_edge": own.most})
+    return PixelLimits(
+        least=section.positive("min_pixels", size["shortest_edge"]),
+        most=section.positive("max_pixels", size["longest_edge"]),
+    )
+
+
+def _encoder(vision: dict[str, Any]) -> VisionEncoder:
+    """The encoder, which has windows if it says how large they are."""
+    patch, together = vision["patch_size"], vision["temporal_patch_size"]
+    merged = vision["hidden_size"] * vision["spatial_merge_size"] ** 2
+    has_windows = "window_size" in vision
+    full = len(vision["fullatt_block_indexes"]) if has_windows else vision["depth"]
+    mergers = 1 + len(vision.get("deepstack_visual_indexes", ()))
+    return VisionEncoder(
+        patch_size=[patch, patch],
+        temporal_patch_size=together,
+        hidden_size=vision["hidden_size"],
+        intermediate_size=vision["intermediate_size"],
+        mlp_matrices=3 if has_windows else 2,
+        layers=full,
+        windowed_layers=vision["depth"] - full,
+        window_size=vision["window_size"] // patch if has_windows else 0,
+        patch_inputs=3 * together * patch**2,
+        row_inputs=mergers * merged,
+        row_hidden=merged,
+        row_outputs=mergers * vision["out_hidden_size"],
+    )
+
+
+_SECTIONS = [4, 2, 2]
+"""How the pairs of a head's dimensions are shared among time, height and width."""
+
+_STATES: dict[str, Any] = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 8, "linear_conv_kernel_dim": 4},
+    **{"linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
+    "rope_parameters": {
+        **{**tiny.ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+        "partial_rotary_factor": 0.5,
+    },
+}
+_EXPERTS: dict[str, Any] = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "shared_expert_intermediate_size": 16,
+}
+
+
+def _tiny_config(
+    text: dict[str, Any], ids: dict[str, int], *, kind: str, name: str, changed: Mapping[str, Any]
+) -> dict[str, Any]:
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    marks = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    rope = {**tiny.ROPE, "mrope_section": _SECTIONS, "mrope_interleaved": True}
+    vision: dict[str, Any] = {"patch_size": 16, "num_position_embeddings": 2304}
+    if kind == "qwen2_5_vl":
+        text, rope = {key: value for key, value in text.items() if key != "head_dim"}, {**rope}
+        del rope["mrope_interleaved"]
+        vision = {"patch_size": 14, "tokens_per_second": 2, "window_size": 112, "fullatt_block_indexes": [1]}
+    elif KINDS[kind].encoder["deepstack_visual_indexes"]:
+        vision["deepstack_visual_indexes"] = [0]
+    return {
+        **{"model_type": kind, "architectures": [f"{name}ForConditionalGeneration"]},
+        **{name: ids[mark] for name, mark in zip(names, marks, strict=True)},
+        "text_config": {"model_type": f"{kind}_text", **text, "rope_parameters": rope, **changed},
+        "vision_config": {
+            **{"model_type": f"{kind}_vision", **tiny.DEEP_VISION},
+            **{"temporal_patch_size": 2, "spatial_merge_size": 2, **vision},
+        },
+    }
+
+
+def _tiny(kind: str, name: str, processors: str, changed: Mapping[str, Any]) -> tiny.TinyModel:
+    """Its processors' limits under the names that the published folders have them, which differ."""
+    is_older = kind == "qwen2_5_vl"
+    shared: dict[str, Any] = {**(tiny.CLIP if is_older else tiny.HALVES), "processor_class": f"{processors}Processor"}
+    shared |= {"patch_size": 14 if is_older else 16, "temporal_patch_size": 2, "merge_size": 2}
+
+    def limits(least: int, most: int) -> dict[str, Any]:
+        if is_older:
+            return {"min_pixels": least, "max_pixels": most}
+        return {"size": {"shortest_edge": least, "longest_edge": most}}
+
+    images, videos = ((3136, 1003520), (3136, 100352)) if is_older else ((65536, 1003520), (4096, 6291456))
+    published: dict[str, Any] = {IMAGE_PROCESSOR: limits(65536, 16777216)}
+    if is_older:
+        published = {IMAGE_PROCESSOR: limits(3136, 12845056), VIDEO_PROCESSOR: {"max_pixels": 602112}}
+    video = "Qwen2VLVideoProcessor" if is_older else "Qwen3VLVideoProcessor"
+    return tiny.TinyModel(
+        marks=tiny.MARKS,
+        config=partial(_tiny_config, kind=kind, name=name, changed=changed),
+        placeholders=("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"),
+        processors={
+            IMAGE_PROCESSOR: {"image_processor_type": "Qwen2VLImageProcessor", **shared, **limits(*images)},
+            VIDEO_PROCESSOR: {"video_processor_type": video, **shared, **limits(*videos)},
+        },
+        published=published,
+    )
+
+
+TINY = {
+    "qwen3_vl": _tiny("qwen3_vl", "Qwen3VL", "Qwen3VL", {}),
+    "qwen3_vl_moe": _tiny("qwen3_vl_moe", "Qwen3VLMoe", "Qwen3VL", _EXPERTS),
+    "qwen3_5": _tiny("qwen3_5", "Qwen3_5", "Qwen3VL", _STATES),
+    "qwen3_5_moe": _tiny("qwen3_5_moe", "Qwen3_5Moe", "Qwen3VL", {**_STATES, **_EXPERTS}),
+    "qwen2_5_vl": _tiny("qwen2_5_vl", "Qwen2_5_VL", "Qwen2_5_VL", {}),
+}

@@ -15,12 +15,10 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import UnitsInvalid
 from preshard.schemas.manifest import ModelEntry, SampleHead, StoredImage, Unit
 from preshard.schemas.model.encoder import VisionEncoder, encoder_of, tokens_per_second
+from preshard.schemas.model.families import FAMILIES, INPUTS
 
 Patches = tuple[int, int]
 """Patches along height and width."""
-
-INPUTS = "inputs"
-"""Key of the manifest's settings that says how a model's inputs are made of its tiles."""
 
 
 class _UnusableError(ValueError):
@@ -41,9 +39,12 @@ def check_tiled(
         model: the manifest's, with one axis of positions.
     """
     try:
-        derive = _DERIVED.get(str(model.settings.get(INPUTS)))
+        asked = model.settings.get("inputs")
+        tiles_of = {inputs: FAMILIES[name].tiles for inputs, name in INPUTS.items()}
+        derive = _DERIVED.get(tiles_of.get(str(asked)))
         if derive is None:
-            raise _UnusableError(f"settings.{INPUTS} is {model.settings.get(INPUTS)!r}, none of {', '.join(_DERIVED)}")
+            legal = ", ".join(inputs for inputs, how in tiles_of.items() if how)
+            raise _UnusableError(f"settings.inputs is {asked!r}, none of {legal}")
         tiles = _tiles_of_grid(unit, tile, sum(_pair(model.settings, "overlap_margins", 0, (0, 0))))
         if tiles is None:
             yield UnitsInvalid, f"units[{number}].grid is {unit.grid}, not whole tiles of {tile[0]} x {tile[1]} patches"
@@ -76,7 +77,7 @@ def _pair(settings: Mapping[str, Any], name: str, least: int, default: Patches |
     return value[0], value[1]
 
 
-def _internvl(
+def _with_thumbnail(
     unit: Unit,  # noqa: ARG001
     tiles: int,
     tile: Patches,
@@ -91,7 +92,7 @@ def _internvl(
     return crops, crops * (tile[0] // side) * (tile[1] // side)
 
 
-def _molmo2(
+def _overlapping(
     unit: Unit,
     tiles: int,
     tile: Patches,
@@ -123,9 +124,10 @@ def _whole(
     return tiles, tiles * (tile[0] // side) * (tile[1] // side)
 
 
-_DERIVED: dict[str, Callable[..., tuple[int, int]]] = {
-    **{"internvl": _internvl, "molmo2": _molmo2},
-    **dict.fromkeys(("gemma3", "gemma4", "pixtral"), _whole),
+_DERIVED: dict[str | None, Callable[..., tuple[int, int]]] = {
+    "whole": _whole,
+    "thumbnail": _with_thumbnail,
+    "overlapping": _overlapping,
 }
 
 

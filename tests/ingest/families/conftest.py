@@ -6,7 +6,7 @@ import pytest
 from model_oracle import VOCABULARY, Oracle
 
 from preshard.packer_service.demo.model import write_model_folder
-from preshard.packer_service.ingest.families.folder import READERS
+from preshard.schemas.model.families import FAMILIES as FOLLOWED
 
 SAME = {"qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe"}
 """Models whose processor is another's."""
@@ -15,7 +15,7 @@ SAME = {"qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe"}
 ALIKE = {"glm46v", "qwen3_5"}
 """Models whose processor differs from another's in its name or its limits alone."""
 
-FAMILIES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in sorted(READERS.keys() - SAME)]
+FAMILIES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in sorted(FOLLOWED.keys() - SAME)]
 
 
 @pytest.fixture(scope="session", params=FAMILIES)

@@ -17,8 +17,7 @@ from typing import get_args
 from model_oracle import VOCABULARY, Document, Oracle, Refused, differences, takes
 from photographs import photographs, write_clips
 
-from preshard.packer_service.demo.model import write_model_folder
-from preshard.packer_service.demo.model_configs import PUBLISHED
+from preshard.packer_service.demo.model import FAMILIES, tiny_model, write_model_folder
 from preshard.packer_service.ingest.document import Medium
 from preshard.schemas.config import ImageBackend
 
@@ -40,7 +39,7 @@ def documents(n_photographs: int, n_clips: int, folder: Path, mixed: bool) -> It
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("family", choices=sorted(PUBLISHED))
+    parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--backend", choices=get_args(ImageBackend), default="torchvision", help="of stills")
     parser.add_argument("--photographs", type=int, default=200)
     parser.add_argument("--clips", type=int, default=30)
@@ -49,7 +48,7 @@ def main() -> None:
     counts: Counter[str] = Counter()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        folder, files = Path(name, "model"), None if chosen.tiny else PUBLISHED[chosen.family]
+        folder, files = Path(name, "model"), None if chosen.tiny else tiny_model(chosen.family).published
         write_model_folder(folder, chosen.family, vocabulary=VOCABULARY, files=files)
         oracle = Oracle(folder, chosen.backend)
         mixed = takes(oracle.family, "image", "video")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from preshard.packer_service.demo.model import FAMILIES, write_model_folder
-from preshard.packer_service.ingest.families.folder import READERS, TextFamily, load_family
+from preshard.packer_service.ingest.families.folder import TextFamily, load_family
 from preshard.schemas.errors import ConfigError, DocumentError
 
 IMAGES, VIDEOS, PROCESSOR = "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"
@@ -38,10 +38,10 @@ def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
     """Fails when a folder that we write is refused, or files that decide are not named with their hashes."""
     loaded = load_family(str(folders[family]))
     assert loaded.family.model_type == family
-    assert isinstance(loaded.family, TextFamily) == (family not in READERS)
+    assert isinstance(loaded.family, TextFamily) == (family == "qwen3")
     assert {"config.json"} <= loaded.sha256.keys()
     processors = {IMAGES} if family in ("gemma3", "mistral3") else {IMAGES, VIDEOS}
-    assert family not in READERS or processors <= loaded.sha256.keys()
+    assert family == "qwen3" or processors <= loaded.sha256.keys()
 
 
 @pytest.mark.parametrize(

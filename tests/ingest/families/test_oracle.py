@@ -16,7 +16,7 @@ from PIL import Image
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.glm import GlmFamily
-from preshard.packer_service.ingest.families.qwen import Qwen3VLFamily
+from preshard.packer_service.ingest.families.qwen_sizes import Qwen3VLFamily
 from preshard.schemas.errors import ConfigError
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests

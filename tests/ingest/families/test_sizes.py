@@ -11,15 +11,15 @@ import pytest
 from model_oracle import Oracle
 from photographs import LARGE_SIZES, ODD_SIZES
 
-from preshard.packer_service.demo.model import write_model_folder
-from preshard.packer_service.demo.model_configs import PUBLISHED
+from preshard.packer_service.demo.model import tiny_model, write_model_folder
 from preshard.packer_service.ingest.families.folder import load_family
-from preshard.packer_service.ingest.families.gemma import Gemma3Family, Gemma4Family
+from preshard.packer_service.ingest.families.gemma3 import Gemma3Family
+from preshard.packer_service.ingest.families.gemma4 import Gemma4Family
 from preshard.packer_service.ingest.families.glm import GlmFamily
 from preshard.packer_service.ingest.families.internvl import InternVLFamily
 from preshard.packer_service.ingest.families.mistral3 import Mistral3Family
 from preshard.packer_service.ingest.families.molmo2 import Molmo2Family
-from preshard.packer_service.ingest.families.qwen import PixelLimits, QwenFamily
+from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, QwenFamily
 from preshard.schemas.errors import DocumentError
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
@@ -45,7 +45,7 @@ def decided(decide: Callable[[], object]) -> object:
 def published(oracle: Oracle, tmp_path: Path) -> tuple[str, object]:
     """The family with the geometry of the published models, not the tiny one's."""
     name = oracle.family.model_type
-    write_model_folder(tmp_path, name, vocabulary=256, files=PUBLISHED[name])
+    write_model_folder(tmp_path, name, vocabulary=256, files=tiny_model(name).published)
     return name, load_family(str(tmp_path)).family
 
 

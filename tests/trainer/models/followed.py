@@ -30,9 +30,9 @@ if __name__ == "__main__":
 from thread_ranks import run_ranks
 from transformers_alone import load_transformers
 
-from preshard.packer_service.demo.model_configs import MARKS, model_config
+from preshard.packer_service.demo.model import model_config, tiny_model
 from preshard.schemas.layout import TokenLayout, slice_positions
-from preshard.schemas.model.followed import IMAGES, STATES, TEXT
+from preshard.schemas.model.families import FAMILIES, LANGUAGES
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays
 from preshard.trainer.attention import Attend, MaskTensors, bind
@@ -79,7 +79,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("afmoe", "cwm", "exaone4", "exaone_moe", "gemma3_text", "kolibri1"), BOTH),
     **dict.fromkeys(("laguna", "mellum", "ministral", "olmo3"), BOTH),
     **dict.fromkeys(("flint", "gpt_oss", "granite_swa", "granitemoe_swa"), BOTH),
-    **dict.fromkeys(STATES, STATE_AND_FULL),
+    **dict.fromkeys((name for name, model in LANGUAGES.items() if model.has_states), STATE_AND_FULL),
     **{name: {**BOTH, "use_sliding_window": True} for name in ("qwen2", "qwen3", "smollm3")},
     **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "starcoder2"), ALL),
     "qwen3_moe": {**ALL, "use_sliding_window": True},
@@ -113,23 +113,21 @@ def tiny_config(model_type: str, **settings: Any) -> dict[str, Any]:
 
 def tiny_with_images(model_type: str, text: str) -> dict[str, Any]:
     """The same for a model that reads images, with one of its language models."""
-    family = "glm4v_moe" if text == "glm4v_moe_text" else model_type.removesuffix("_moe")
-    config = model_config(family, {mark: number for number, mark in enumerate(MARKS[family], 3)}, VOCABULARY)
-    config["model_type"] = model_type
+    family = text.removesuffix("_text") if text.startswith(model_type[:4]) else model_type
+    marks = {mark: number for number, mark in enumerate(tiny_model(family).marks, 3)}
+    config = model_config(family, marks, VOCABULARY) | {"model_type": model_type}
     if model_type in ("internvl", "mistral3"):
         config["text_config"] = tiny_config(text)
-    elif model_type.endswith("_moe"):
-        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-        config["text_config"] |= {"model_type": text, **experts}
-        config["vision_config"] |= {"model_type": f"{model_type}_vision"}
     return config
 
 
 def every_followed() -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the tiny configuration of every model on the list."""
-    yield from ((name, tiny_config(name)) for name in TEXT)
-    for name, texts in IMAGES.items():
-        yield from ((name if len(texts) == 1 else f"{name}, {text}", tiny_with_images(name, text)) for text in texts)
+    yield from ((name, tiny_config(name)) for name, model in LANGUAGES.items() if model.alone)
+    for name, facts in FAMILIES.items():
+        yield from (
+            (name if len(facts.text) == 1 else f"{name}, {text}", tiny_with_images(name, text)) for text in facts.text
+        )
 
 
 def measure(config: dict[str, Any]) -> Found:
@@ -142,7 +140,7 @@ def measure(config: dict[str, Any]) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         packed: Any = load_model(folder, from_scratch=True).eval()
-    reads_images = config["model_type"] in IMAGES
+    reads_images = config["model_type"] in FAMILIES
     auto = transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
     own = copy.deepcopy(packed.config)
     plain = auto.from_config(own, attn_implementation="eager", dtype=torch.float32).eval()
@@ -178,7 +176,7 @@ def _paths() -> Iterator[tuple[Tensor, int]]:
 
 def _core(model: Any) -> Any:
     core = model.base_model
-    return core.language_model if model.config.model_type in IMAGES else core
+    return core.language_model if model.config.model_type in FAMILIES else core
 
 
 def _on_ranks(model: Any, tokens: Tensor) -> Tensor:

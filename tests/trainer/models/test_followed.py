@@ -13,15 +13,17 @@ import pytest
 import torch
 from transformers_alone import load_transformers
 
-from preshard.packer_service.ingest.families.folder import READERS, load_family
+from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.model import packed_for
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.dimensions import model_dimensions
-from preshard.schemas.model.followed import IMAGES, PASSES_WINDOW, TEXT, check_followed, check_window, window_of
+from preshard.schemas.model.families import FAMILIES, LANGUAGES
+from preshard.schemas.model.followed import check_followed, check_window, window_of
 from preshard.trainer.models import load_model
-from preshard.trainer.models.families import FAMILIES
 from preshard.trainer.models.folder import read_model_config
+
+TEXT = [name for name, model in LANGUAGES.items() if model.alone]
 
 CLOSE = 1e-5
 """Largest relative difference in float32."""
@@ -83,7 +85,7 @@ def test_every_model_on_the_list_is_itself_on_packs() -> None:
         if not (found.hidden < CLOSE and found.logits < CLOSE):
             wrong[name] = found
     assert not wrong
-    assert built == len(TEXT) + sum(map(len, IMAGES.values()))
+    assert built == len(TEXT) + sum(len(facts.text) for facts in FAMILIES.values())
     assert built > 60
 
 
@@ -97,7 +99,7 @@ def test_every_other_model_is_refused_in_one_line(tmp_path: Path) -> None:
         is_causal = name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         said = said_of(tmp_path / "model", config, "XForCausalLM" if is_causal else "XForConditionalGeneration")
         assert all("\n" not in line and "model" in line for line in said), (name, said)
-        if name not in {*TEXT, *IMAGES}:
+        if name not in {*TEXT, *FAMILIES}:
             assert len(said) == 2, (name, said)
             refused.add(name)
         elif len(said) < 2:
@@ -105,7 +107,7 @@ def test_every_other_model_is_refused_in_one_line(tmp_path: Path) -> None:
     assert {*STATEFUL, *OTHERS} <= refused
     assert len(taken) > 50
     generating = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    assert generating <= taken | refused | {*TEXT, *IMAGES}
+    assert generating <= taken | refused | {*TEXT, *FAMILIES}
     assert len(refused & generating) > 150
 
 
@@ -220,7 +222,6 @@ def test_a_window_that_layers_do_not_pass_on_is_refused_before_packing(tmp_path:
     with pytest.raises(ConfigError, match="model has a sliding_window of 4096 tokens, shorter than packs of 8192"):
         packed_for(PackConfig(seq_len=8192, model=str(tmp_path)))
     check_window(load_family(str(tmp_path)).hidden_window, 4096, "model")
-    assert TEXT.keys() > PASSES_WINDOW
     config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     load_family.cache_clear()
@@ -234,11 +235,6 @@ def test_sizes_that_fit_no_model_are_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="transformers cannot build llama from its config"):
         load_model(tmp_path, from_scratch=True)
-
-
-def test_packer_and_trainer_have_the_same_families() -> None:
-    """Fails when a family is added to one half and not to the list, or the other half."""
-    assert READERS.keys() == FAMILIES.keys() == IMAGES.keys()
 
 
 def test_embeddings_of_each_layer_are_counted() -> None:

@@ -6,12 +6,13 @@ import pytest
 from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.followed import GROUPS_IN_WINDOWS, WINDOWED, layer_masks
+from preshard.schemas.model.families import LANGUAGES
+from preshard.schemas.model.followed import layer_masks
 
 LAYERS = 13
 
 
-@pytest.mark.parametrize("kind", sorted(WINDOWED))
+@pytest.mark.parametrize("kind", sorted(name for name, model in LANGUAGES.items() if model.windowed))
 def test_layers_without_a_list_are_those_of_transformers(kind: str) -> None:
     """Fails when a model is balanced for other numbers of layers than it has."""
     nested = kind.endswith("_vl_text")
@@ -25,9 +26,8 @@ def test_layers_without_a_list_are_those_of_transformers(kind: str) -> None:
     config = {"model_type": "qwen2_5_vl", "text_config": {"model_type": kind, **given}}
     found = layer_masks(config if nested else {"model_type": kind, **given}, "model")
     assert found is not None
-    groups = "window" if kind in GROUPS_IN_WINDOWS else "all"
     assert (found.full_layers, found.window_layers, found.window, found.groups) == (
-        kinds.count("full_attention"), kinds.count("sliding_attention"), 96, groups
+        kinds.count("full_attention"), kinds.count("sliding_attention"), 96, LANGUAGES[kind].groups
     )  # fmt: skip
 
 

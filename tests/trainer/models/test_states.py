@@ -18,16 +18,17 @@ from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, rank_positions
+from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import MaskTensors, bind, heads
 from preshard.trainer.attention.states import list_sequences
 from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.gated_delta import bind_states, check_states
-from preshard.trainer.models.interface import OWN_FUNCTIONS, has_transformers
 
-pytestmark = pytest.mark.skipif(not has_transformers(OWN_FUNCTIONS), reason="needs newer transformers")
+pytestmark = pytest.mark.skipif(not has_transformers(LANGUAGES["qwen3_next"].since), reason="needs newer transformers")
 
 PARTS = [
     (0, 0, 70),

@@ -180,7 +180,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
         return tensor
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
-    monkeypatch.setattr("preshard.trainer.data.pixels.PAGE_LOCKED", ("meta",))
+    monkeypatch.setattr("preshard.trainer.device.PAGE_LOCKED", ("meta",))
     monkeypatch.setitem(TILE_SIZES, "meta", TILE_SIZES["cuda"])
     for room in ("attention.gather", "attention.ring", "models.packed"):
         monkeypatch.setattr(f"preshard.trainer.{room}.kernel_for", lambda _: Flex(attention=some_attention))

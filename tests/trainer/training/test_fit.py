@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.dimensions import LEFT_OUT, ModelDimensions, model_dimensions
+from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.model.memory import Trains
 from preshard.trainer import fit
 from preshard.trainer.config import TrainConfig
@@ -104,7 +105,7 @@ def test_what_is_frozen_takes_no_gradients_and_no_moments() -> None:
 def test_what_a_configuration_leaves_out_is_what_transformers_takes() -> None:
     """Fails when a released Gemma 3, whose config.json does not have its heads, is refused or given others."""
     transformers = register_attention()
-    missing, whole = LEFT_OUT["gemma3_text"], transformers.Gemma3TextConfig()
+    missing, whole = LANGUAGES["gemma3_text"].left_out, transformers.Gemma3TextConfig()
     assert {name: getattr(whole, name) for name in missing} == missing
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     found = model_dimensions({"text_config": text}, None, "a released Gemma 3")

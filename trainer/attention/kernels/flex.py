@@ -22,7 +22,7 @@ from preshard.schemas.layout import TILE
 from preshard.trainer.attention.kernels.whole import Whole, accumulation_dtype, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible
 from preshard.trainer.attention.tiles import TileList, Tiles, list_tiles
-from preshard.trainer.data.pixels import to_device
+from preshard.trainer.device import to_device
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

@@ -1,4 +1,4 @@
-"""The encoder of GLM-4.1V, GLM-4.5V and GLM-4.6V."""
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V: patches of the Qwen-VL models, each pair of frames an image."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily, move_to_model, replace_rows
-from preshard.trainer.models.vision.qwen import join_kinds, make_smallest
+from preshard.trainer.families.family import Features, Inputs, ModelFamily, move_to_model
+from preshard.trainer.families.qwen import cut_squares, join_kinds, make_smallest, normalise_squares
 
 
 def _encode(core: Any, inputs: Inputs) -> Features:
@@ -19,4 +19,7 @@ def _encode(core: Any, inputs: Inputs) -> Features:
     return torch.cat(list(made.pooler_output))
 
 
-GLM = ModelFamily(encode=_encode, stand_in=make_smallest, fill=replace_rows)
+MODELS = dict.fromkeys(
+    ("glm4v", "glm4v_moe", "glm46v"),
+    ModelFamily(cut=cut_squares, normalise=normalise_squares, encode=_encode, stand_in=make_smallest),
+)

@@ -1,4 +1,4 @@
-"""The encoder of InternVL."""
+"""InternVL: tiles of one size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preshard.trainer.models.vision.family import Features, Inputs, ModelFamily, move_to_model, replace_rows
+from preshard.trainer.families.family import Features, Inputs, ModelFamily, move_to_model
+from preshard.trainer.families.pictures import cut_tiles, normalise_tiles
 
 
 def encode_tiles(core: Any, inputs: Inputs) -> Features:
@@ -17,8 +18,10 @@ def encode_tiles(core: Any, inputs: Inputs) -> Features:
     return made.flatten(0, 1)
 
 
-def _internvl_stand_in(config: Any) -> dict[str, Tensor]:
+def _make_smallest(config: Any) -> dict[str, Tensor]:
     return {"pixel_values": torch.zeros(1, config.vision_config.num_channels, *config.vision_config.image_size)}
 
 
-INTERNVL = ModelFamily(encode=encode_tiles, stand_in=_internvl_stand_in, fill=replace_rows)
+MODELS = {
+    "internvl": ModelFamily(cut=cut_tiles, normalise=normalise_tiles, encode=encode_tiles, stand_in=_make_smallest)
+}

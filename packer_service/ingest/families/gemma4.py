@@ -1,14 +1,13 @@
-"""Gemma 3: an image is one square of fixed size; no videos. Gemma 4: pictures of their own shape within a number of
-patches, each frame of a video after its time. The rows of a picture see each other.
-"""
+"""Gemma 4: pictures of their own shape within a number of patches, each frame of a video after its time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from preshard.packer_service.ingest.families import tiny
 from preshard.packer_service.ingest.families.family import (
     CropShape,
     Family,
@@ -20,12 +19,14 @@ from preshard.packer_service.ingest.families.family import (
     UnitShape,
     encoder_load,
 )
+from preshard.packer_service.ingest.families.gemma3 import mean_encoder
 from preshard.packer_service.ingest.families.settings import (
     BICUBIC,
     BICUBIC_OF,
-    CONFIG,
-    HALVES,
+    IMAGE_PROCESSOR,
+    PROCESSOR,
     STEPS,
+    VIDEO_PROCESSOR,
     Colours,
     ModelFolder,
     Section,
@@ -35,73 +36,20 @@ from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.model.encoder import VisionEncoder
 
-BILINEAR = 2
-"""Pillow's number of the filter that the processors scale with."""
-
-BILINEAR_OF: dict[ImageBackend, Scaling] = {"torchvision": "triangle_16_bits", "pil": "triangle"}
-"""That filter, as it is in each backend of image processors."""
-
-ENCODER: dict[str, Any] = {
-    **{"model_type": "siglip_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
-    **{"image_size": 224, "patch_size": 16},
-}
-"""Values of the encoder's class for keys that a ``config.json`` leaves out."""
-
-PAN_AND_SCAN = ("pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops", "pan_and_scan_min_ratio_to_activate")
-"""Settings without effect as long as ``do_pan_and_scan`` is off."""
-
-
 UNCHANGED: Colours = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 """Mean and deviation by which nothing changes: the encoder expects pixels between 0 and 1."""
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
 """Most rows of a picture, as the processors take them."""
 
-ENCODER4: dict[str, Any] = {
+ENCODER: dict[str, Any] = {
     **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16},
     **{"patch_size": 16, "pooling_kernel_size": 3},
 }
-"""The same of Gemma 4."""
+"""Values of the encoder's class for keys that a ``config.json`` leaves out."""
 
 OF_AUDIO = ("image_seq_length", "audio_seq_length", "audio_ms_per_token")
 """Settings of the processor that say nothing of pictures: it counts the rows of each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gemma3Family(Family):
-    """A still image is one crop between marks, on lines of their own.
-
-    Attributes:
-        side: of a crop in pixels.
-        grid: patches of a crop along each side.
-        rows: of a crop.
-        row, end: the token that rows fill, and the mark after them; a chat template writes the mark before.
-        stills: how a still becomes its crop.
-    """
-
-    side: int
-    grid: int
-    rows: int
-    row: str
-    end: str
-    encoder: VisionEncoder
-    stills: Scaling
-    bidirectional: Literal["", "within_image"] = "within_image"
-
-    def image(self, width: int, height: int) -> Placement:  # noqa: ARG002
-        """The whole image as one square, whatever its shape."""
-        patches = self.grid**2
-        unit = UnitShape(
-            kind="image",
-            grid=(1, self.grid, self.grid),
-            patches=patches,
-            rows=self.rows,
-            load=encoder_load(self.encoder, [patches], self.rows),
-            crops=(CropShape.whole(self.side, self.side),),
-            time_step=0.0,
-        )
-        pieces = ("\n\n", Mark(0, self.image_token), Rows(0, self.rows, self.row), Mark(0, self.end), "\n\n")
-        return Placement(pieces=pieces, units=(unit,), scaling=self.stills)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,74 +121,7 @@ class Gemma4Family(Family):
         return Mark(number, self.opens), Rows(number, unit.rows, token), Mark(number, self.closes)
 
 
-def read_gemma3(folder: ModelFolder, backend: ImageBackend) -> Gemma3Family:
-    """The family with a model folder's settings.
-
-    Raises:
-        ConfigError: a file is missing, or a setting is not followed.
-    """
-    image, processor = folder.image_processor(("Gemma3ImageProcessor",)), folder.processor()
-    vision = folder.vision(ENCODER)
-    side = _side(folder, image, vision)
-    rows = processor.positive("image_seq_length", 256)
-    grid = side // vision["patch_size"]
-    pooling = _pooling(folder, grid, rows)
-    encoder = _encoder(folder, vision, 2)
-    settings = {
-        **{"inputs": "gemma3", "pooling": pooling},
-        **folder.inputs(encoder, backend, (image, image), (HALVES, HALVES)),
-    }
-    image.fixed({**STEPS, "resample": BILINEAR, "do_pan_and_scan": False})
-    for name in PAN_AND_SCAN:
-        image.take(name, None)
-    for section in (image, processor):
-        section.finish()
-    start = folder.named_token("boi_token", "<start_of_image>")
-    row, end = (
-        folder.named_token("image_token", "<image_soft_token>"),
-        folder.named_token("eoi_token", "<end_of_image>"),
-    )
-    return Gemma3Family(
-        model_type=folder.model_type,
-        image_token=start,
-        row_tokens=(row,),
-        tokens=(start, row, end),
-        settings=settings,
-        side=side,
-        grid=grid,
-        rows=rows,
-        row=row,
-        end=end,
-        encoder=encoder,
-        stills=BILINEAR_OF[backend],
-    )
-
-
-def _side(folder: ModelFolder, image: Section, vision: dict[str, Any]) -> int:
-    if vision["model_type"] != ENCODER["model_type"]:
-        raise ConfigError(
-            f"model: model_type {vision['model_type']!r} in vision_config of {CONFIG} is not followed, only "
-            f"{ENCODER['model_type']}"
-        )
-    size = image.size({"height": 224, "width": 224})
-    folder.agree(image, "size", [size["height"], size["width"]], [vision["image_size"]] * 2)
-    return size["height"]
-
-
-def _pooling(folder: ModelFolder, grid: int, rows: int) -> int:
-    """Patches along each side of the square whose mean becomes a row."""
-    per_side = math.isqrt(folder.config.get("mm_tokens_per_image") or 256)
-    pooling = grid // per_side
-    made = (grid // pooling) ** 2 if pooling else 0
-    if rows != made:
-        raise ConfigError(
-            f"model: image_seq_length {rows} differs from the {made} rows that the projector of {CONFIG} makes of "
-            f"{grid} x {grid} patches"
-        )
-    return pooling
-
-
-def read_gemma4(folder: ModelFolder, backend: ImageBackend) -> Gemma4Family:
+def read_family(folder: ModelFolder, backend: ImageBackend) -> Gemma4Family:
     """The family with a model folder's settings.
 
     Raises:
@@ -248,13 +129,13 @@ def read_gemma4(folder: ModelFolder, backend: ImageBackend) -> Gemma4Family:
     """
     image = folder.image_processor(("Gemma4ImageProcessor",))
     video = folder.video_processor(("Gemma4VideoProcessor",))
-    processor, vision = folder.processor(), folder.vision(ENCODER4)
+    processor, vision = folder.processor(), folder.vision(ENCODER)
     rows = [_rows(folder, section, own, vision) for section, own in ((image, 280), (video, 70))]
     normalised = {
         "image_normalised": bool(image.take("do_normalize", False)),
         "video_normalised": bool(video.take("do_normalize", True)),
     }
-    encoder, pooling = _encoder(folder, vision, 3), vision["pooling_kernel_size"]
+    encoder, pooling = mean_encoder(folder, vision, 3), vision["pooling_kernel_size"]
     settings = {
         **{"inputs": "gemma4", "patch_size": vision["patch_size"], "pooling": pooling},
         **{"image_patches": rows[0] * pooling**2, "video_patches": rows[1] * pooling**2, **normalised},
@@ -292,7 +173,7 @@ def read_gemma4(folder: ModelFolder, backend: ImageBackend) -> Gemma4Family:
 def _rows(folder: ModelFolder, section: Section, own: int, vision: dict[str, Any]) -> int:
     """Most rows of a picture, by the processor's own number where its file leaves it out."""
     for name in ("patch_size", "pooling_kernel_size"):
-        folder.agree(section, name, section.positive(name, ENCODER4[name]), vision[name])
+        folder.agree(section, name, section.positive(name, ENCODER[name]), vision[name])
     rows = section.positive("max_soft_tokens", own)
     if rows not in SOFT_TOKENS:
         legal = ", ".join(map(str, SOFT_TOKENS))
@@ -300,20 +181,60 @@ def _rows(folder: ModelFolder, section: Section, own: int, vision: dict[str, Any
     return rows
 
 
-def _encoder(folder: ModelFolder, vision: dict[str, Any], mlp_matrices: int) -> VisionEncoder:
-    """The encoder, whose rows are means of patches times one matrix."""
-    text = folder.vision({"hidden_size": 2304}, "text_config")
-    return VisionEncoder(
-        patch_size=[vision["patch_size"]] * 2,
-        temporal_patch_size=1,
-        hidden_size=vision["hidden_size"],
-        intermediate_size=vision["intermediate_size"],
-        mlp_matrices=mlp_matrices,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
-        patch_inputs=3 * vision["patch_size"] ** 2,
-        row_inputs=vision["hidden_size"],
-        row_hidden=text["hidden_size"],
-        row_outputs=0,
+_NAMED = {
+    **{"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"},
+    **{"boa_token": "<|audio>", "audio_token": "<|audio|>", "eoa_token": "<audio|>"},
+}
+
+
+def _tiny_config(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    """Keys of full layers are their values, wider, and of one head."""
+    rope = {
+        "sliding_attention": {**tiny.ROPE, "rope_theta": 10000.0},
+        "full_attention": {**tiny.ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.25},
+    }
+    named = {name: ids[mark] for name, mark in (*_NAMED.items(), ("video_token", "<|video|>"))}
+    return {
+        **{"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"]},
+        **{f"{name}_id" if name != "eoa_token" else "eoa_token_index": number for name, number in named.items()},
+        **{"audio_config": None, "eos_token_id": text["eos_token_id"]},
+        "text_config": {
+            **{"model_type": "gemma4_text", **text, "rope_parameters": rope, "final_logit_softcapping": 0.5},
+            **{"sliding_window": 12, "num_hidden_layers": 3},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            **{"use_bidirectional_attention": "vision", "attention_k_eq_v": True, "num_kv_shared_layers": 0},
+            **{"global_head_dim": 32, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
+        },
+        "vision_config": {
+            **{"model_type": "gemma4_vision", **tiny.VISION, "num_key_value_heads": tiny.VISION_HEADS, "head_dim": 16},
+            **{"patch_size": 16, "pooling_kernel_size": 3},
+            **{"position_embedding_size": 1024, "standardize": True},
+        },
+    }
+
+
+_CUT = {"image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0], "patch_size": 16, "pooling_kernel_size": 3}
+
+TINY = {
+    "gemma4": tiny.TinyModel(
+        marks=(*tiny.MARKS[:3], *_NAMED.values(), "<|video|>"),
+        config=_tiny_config,
+        placeholders=("<|image|>", "<|video|>"),
+        tokenizer_names=_NAMED,
+        processors={
+            IMAGE_PROCESSOR: {
+                **{"image_processor_type": "Gemma4ImageProcessor", "processor_class": "Gemma4Processor", **_CUT},
+                **{"do_normalize": False, "max_soft_tokens": 70, "resample": 3},
+            },
+            VIDEO_PROCESSOR: {
+                **{"video_processor_type": "Gemma4VideoProcessor", "processor_class": "Gemma4Processor", **_CUT},
+                **{"do_normalize": True, "max_soft_tokens": 70, "resample": 3},
+            },
+            PROCESSOR: {
+                **{"processor_class": "Gemma4Processor", "image_seq_length": 70},
+                "feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor"},
+            },
+        },
+        published={IMAGE_PROCESSOR: {"max_soft_tokens": 280}, PROCESSOR: {"image_seq_length": 280}},
     )
+}

@@ -1,4 +1,7 @@
-"""What the tiny models have in common, and what makes one of them."""
+"""What the tiny models have in common, and what makes one of them: real in kind, small where size costs time.
+
+Each stands beside its family, which reads its folder; ``preshard demo-model`` writes it.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,45 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from preshard.packer_service.ingest.families import settings
+
 WIDTH, LAYERS, HEADS = 64, 2, 4
 VISION_WIDTH, VISION_HEADS, VISION_INNER = 32, 2, 64
-CONTEXT = 131072
-QWEN_MARKS = (
+TEXT: dict[str, Any] = {
+    **{"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": LAYERS},
+    **{"num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": WIDTH // HEADS},
+    **{"max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
+}
+"""The language model, and the encoder as most configurations spell it, and as others do."""
+VISION: dict[str, Any] = {
+    **{"hidden_size": VISION_WIDTH, "num_hidden_layers": LAYERS},
+    **{"num_attention_heads": VISION_HEADS, "intermediate_size": VISION_INNER},
+}
+DEEP_VISION: dict[str, Any] = {
+    **{"depth": LAYERS, "hidden_size": VISION_WIDTH, "num_heads": VISION_HEADS},
+    **{"intermediate_size": VISION_INNER, "out_hidden_size": WIDTH},
+}
+MARKS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
     *("<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
     *("<|image_pad|>", "<|video_pad|>"),
 )
 """Qwen2.5's special tokens in the order of their ids."""
 
-IMAGES, VIDEOS, PROCESSOR = "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"
-"""Files of the processors."""
+CLIP, HALVES = (
+    dict(zip(("image_mean", "image_std"), map(list, colours), strict=True))
+    for colours in (settings.CLIP, settings.HALVES)
+)
+"""Colours as processors' files have them."""
 
 ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
-SECTIONS = [4, 2, 2]
-"""How the pairs of a head's dimensions are shared among time, height and width."""
-
-CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
-HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-
 
 Files = Mapping[str, Mapping[str, Any]]
 """Settings by the file's name and their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoModel:
+class TinyModel:
     """A tiny model of one family.
 
     Attributes:

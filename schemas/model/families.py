@@ -1,0 +1,196 @@
+"""The models that packs are made for and that train on them, by the ``model_type`` of their ``config.json``: facts.
+
+What a family does lies in one file on each side, which is found by the name given here:
+``packer_service/ingest/families/FILE.py`` and ``trainer/families/FILE.py``. Nothing else names a family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Windowed = Callable[[Mapping[str, Any], int], int]
+"""Of how many of a model's layers, by its settings."""
+
+Version = tuple[int, int]
+
+Option = tuple[tuple[Any, ...], str, str]
+"""Values of a setting that are followed, what any other does, and what would work."""
+
+HEAD: Option = (
+    (None, 1, False),
+    "which changes the logits after the output projection; the loss does not",
+    "take a model without",
+)
+BIDIRECTIONAL: Option = ((None, False), "while packs of text are causal", "take a causal model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel:
+    """A causal language model whose every layer keeps the documents of a pack apart, as it was measured.
+
+    Attributes:
+        left_out: what keys mean, of those that are checked or counted, where ``config.json`` leaves them out.
+        windowed: layers with a window where ``layer_types`` is left out; None if it must not be.
+        passes_window: whether layers pass their window to attention (``sliding_window``).
+        groups: layers in which the images of a document see each other in both directions.
+        has_states: whether layers may be ``linear_attention``: a gated delta rule, whose state starts with a document.
+        caps_logits: whether the loss caps logits as the model does (``final_logit_softcapping``).
+        options: settings that only this model has, or of which it follows other values.
+        hidden_kept: see :class:`preshard.schemas.model.dimensions.ModelDimensions`; as a dry run counts it.
+        since: the first version of ``transformers`` in which it trains.
+        alone: whether it is a model of its own, too, and not only part of one that reads images.
+    """
+
+    left_out: Mapping[str, Any] = field(default_factory=dict)
+    windowed: Windowed | None = None
+    passes_window: bool = False
+    groups: Literal["all", "window"] = "all"
+    has_states: bool = False
+    caps_logits: bool = False
+    options: Mapping[str, Option] = field(default_factory=dict)
+    hidden_kept: int = 8
+    since: Version = (5, 0)
+    alone: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyFacts:
+    """A kind of model that reads images.
+
+    Attributes:
+        file: name of its files.
+        inputs: form in which its encoder takes pictures, under ``inputs`` in a manifest's settings.
+        text: its language models; the first is the one that has no other name.
+        tiles: where positions have one axis, how rows follow from stored pictures: ``whole`` pictures, tiles with a
+            ``thumbnail`` behind them, or ``overlapping`` tiles behind the whole.
+        options: as those of a language model, of the whole model.
+        since: the first version of ``transformers`` in which it trains.
+    """
+
+    file: str
+    inputs: str
+    text: tuple[str, ...]
+    tiles: Literal["whole", "thumbnail", "overlapping"] | None = None
+    options: Mapping[str, Option] = field(default_factory=dict)
+    since: Version = (5, 0)
+
+
+def _all(_: Mapping[str, Any], layers: int) -> int:
+    return layers
+
+
+def _but_every(period: int, key: str = "") -> Windowed:
+    """Every ``period``-th layer sees all; the period may stand under a key."""
+    return lambda text, layers: layers - layers // int(text.get(key) or period)
+
+
+def _but_first_of(period: int) -> Windowed:
+    """The first of each ``period`` layers sees all."""
+    return lambda _, layers: layers - -(-layers // period)
+
+
+def _behind(text: Mapping[str, Any], layers: int) -> int:
+    """Layers from ``max_window_layers`` on have a window."""
+    return max(0, layers - int(text.get("max_window_layers", 28)))
+
+
+def _window(tokens: int, windowed: Windowed | None = None, **left_out: Any) -> LanguageModel:
+    """A model whose layers with a window say so."""
+    return LanguageModel(left_out={"sliding_window": tokens, **left_out}, windowed=windowed, passes_window=True)
+
+
+_PLAIN = LanguageModel()
+_UNUSED: Mapping[str, Any] = {"use_sliding_window": False, "sliding_window": 4096}
+_FULL = ["full_attention"]
+_STATES = LanguageModel(has_states=True, since=(5, 23))
+
+LANGUAGES: dict[str, LanguageModel] = {
+    **dict.fromkeys(("apertus", "arcee", "aria_text", "bitnet", "diffllama", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
+    **dict.fromkeys(("glm", "glm4", "glm4_moe", "gpt_neox", "granite", "granitemoe", "granitemoeshared"), _PLAIN),
+    **dict.fromkeys(("helium", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"), _PLAIN),
+    **dict.fromkeys(("internlm3", "iquestcoder", "jais2", "jetmoe", "llama", "minimax_m2", "olmo", "olmo2"), _PLAIN),
+    **dict.fromkeys(("olmoe", "opt", "persimmon", "solar_open"), _PLAIN),
+    **dict.fromkeys(("mixtral", "phi3", "starcoder2"), LanguageModel(windowed=_all, passes_window=True)),
+    **dict.fromkeys(("qwen2", "qwen3"), LanguageModel(left_out=_UNUSED, windowed=_behind, passes_window=True)),
+    **dict.fromkeys(("qwen3_moe", "smollm3"), LanguageModel(left_out=_UNUSED, passes_window=True)),
+    **dict.fromkeys(("exaone4", "exaone_moe"), _window(4096)),
+    **dict.fromkeys(("ministral", "mistral"), _window(4096, _all)),
+    **dict.fromkeys(("granite_swa", "granitemoe_swa"), _window(128, _but_first_of(4))),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _STATES),
+    "afmoe": _window(1024, _but_every(4, "global_attn_every_n_layers")),
+    "biogpt": LanguageModel(left_out={"attention_probs_dropout_prob": 0.1}),
+    "cwm": _window(8192),
+    "dots1": _window(4096, layer_types=_FULL),
+    "ernie4_5_moe": LanguageModel(options={"use_bias": ((None, False), *HEAD[1:])}),  # of the output projection, too
+    "flint": _window(513),
+    "gemma3_text": LanguageModel(
+        left_out={
+            **{"sliding_window": 4096, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+            "vocab_size": 262_208,
+        },
+        windowed=_but_every(6, "sliding_window_pattern"),
+        passes_window=True,
+        hidden_kept=18,
+    ),
+    "gemma4_text": LanguageModel(
+        left_out={"sliding_window": 512},
+        windowed=lambda _, layers: layers - -(-layers // 6),  # the last one sees all, too
+        passes_window=True,
+        groups="window",
+        caps_logits=True,
+        options={"use_bidirectional_attention": ((None, False, "vision"), *BIDIRECTIONAL[1:])},
+    ),
+    "gpt2": LanguageModel(left_out={"attn_pdrop": 0.1}),
+    "gpt_bigcode": LanguageModel(left_out={"attn_pdrop": 0.1}),
+    "gpt_oss": _window(128, _but_every(2)),
+    "kolibri1": _window(513, _but_every(5)),
+    "laguna": _window(512, layer_types=_FULL),
+    "mellum": _window(1024, layer_types=_FULL),
+    "ministral3": LanguageModel(passes_window=True),
+    "olmo3": _window(4096, _but_every(4)),
+    "phimoe": LanguageModel(windowed=_all),
+    "qwen2_5_vl_text": LanguageModel(left_out=_UNUSED, windowed=_behind, alone=False),
+    "qwen2_moe": LanguageModel(left_out=_UNUSED),
+    "seed_oss": LanguageModel(left_out={"attention_dropout": 0.1}),
+}
+"""Language models that are followed; :data:`PART` is what one is that only stands in a family below."""
+
+PART = LanguageModel(left_out=_UNUSED, alone=False)
+
+FAMILIES: dict[str, FamilyFacts] = {
+    "qwen3_vl": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen3_vl_text",)),
+    "qwen3_vl_moe": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen3_vl_moe_text",)),
+    "qwen3_5": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen3_5_text",), since=(5, 23)),
+    "qwen3_5_moe": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen3_5_moe_text",), since=(5, 23)),
+    "qwen2_5_vl": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen2_5_vl_text",)),
+    "molmo2": FamilyFacts(file="molmo2", inputs="molmo2", text=("molmo2_text",), tiles="overlapping", since=(5, 20)),
+    "internvl": FamilyFacts(
+        file="internvl", inputs="internvl", text=("qwen2", "qwen3", "qwen3_moe", "llama"), tiles="thumbnail"
+    ),
+    "glm4v": FamilyFacts(file="glm", inputs="qwen_vl", text=("glm4v_text",)),
+    "glm4v_moe": FamilyFacts(file="glm", inputs="qwen_vl", text=("glm4v_moe_text",)),
+    "glm46v": FamilyFacts(file="glm", inputs="qwen_vl", text=("glm4v_text", "glm4v_moe_text")),
+    "gemma3": FamilyFacts(file="gemma3", inputs="gemma3", text=("gemma3_text",), tiles="whole", since=(5, 23)),
+    "mistral3": FamilyFacts(
+        file="mistral3",
+        inputs="pixtral",
+        text=("mistral", "ministral3"),
+        tiles="whole",
+        options={
+            "vision_feature_layer": ((None, -1), "while features are those of the encoder's last layer", HEAD[2]),
+        },
+        since=(5, 23),
+    ),
+    "gemma4": FamilyFacts(file="gemma4", inputs="gemma4", text=("gemma4_text",), tiles="whole", since=(5, 23)),
+}
+"""Models that read images."""
+
+INPUTS: dict[str, str] = {facts.inputs: name for name, facts in reversed(FAMILIES.items())}
+"""The first family that takes pictures in each form."""
+
+
+def language_model(model_type: str) -> LanguageModel:
+    """What is known of a language model that is followed."""
+    return LANGUAGES.get(model_type, PART)

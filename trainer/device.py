@@ -1,0 +1,17 @@
+"""Tensors of the host on their way to a device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PAGE_LOCKED = ("cuda",)
+"""Types of devices that copy from page-locked memory while the host goes on."""
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor on a device, without making the host wait: it leaves the host from page-locked memory."""
+    target = torch.device(device)
+    if tensor.device.type == "cpu" and target.type in PAGE_LOCKED:
+        tensor = tensor.pin_memory()  # the same tensor if it is page-locked already
+    return tensor.to(target, non_blocking=target.type != "cpu")
