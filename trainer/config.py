@@ -69,7 +69,9 @@ class TrainConfig(BaseModel):
         "on", description="Stop before loading anything if the memory estimate does not fit on the GPU."
     )
     offload: Offload = Field(
-        "none", description="Where to keep the inputs of recomputed blocks: host memory, or a file on disk."
+        "none",
+        description="What leaves the device: the inputs of recomputed blocks, to host memory (host) or a file (disk); "
+        "this rank's parameters, gradients and optimiser state, to host memory (state); or both, to host memory (all).",
     )
     mlp_tiles: int = Field(1, ge=1, description="Parts into which the language model's MLPs divide a rank's tokens.")
     compile: bool | None = Field(

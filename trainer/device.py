@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 PAGE_LOCKED = ("cuda",)
 """Types of devices that copy from page-locked memory while the host goes on."""
@@ -15,3 +16,11 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     if tensor.device.type == "cpu" and target.type in PAGE_LOCKED:
         tensor = tensor.pin_memory()  # the same tensor if it is page-locked already
     return tensor.to(target, non_blocking=target.type != "cpu")
+
+
+def compute_device(model: nn.Module) -> torch.device:
+    """Where a model computes. Parameters that wait in the host's memory are sharded over a mesh of its devices."""
+    parameter = next(model.parameters())
+    if isinstance(parameter, DTensor) and (kind := parameter.device_mesh.device_type) != parameter.device.type:
+        return torch.device(kind, torch.get_device_module(kind).current_device())
+    return parameter.device

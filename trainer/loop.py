@@ -26,7 +26,7 @@ from preshard.trainer.models import PackedModel
 from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import Weights, load_sharded
-from preshard.trainer.models.memory import save_memory
+from preshard.trainer.models.memory import inputs_wait, save_memory, state_on_host
 from preshard.trainer.models.packed import shard_model
 from preshard.trainer.models.parts import end_backward_at_decoder
 from preshard.trainer.preference import BETA, Reference, find_reference, preference_loss
@@ -131,19 +131,22 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
         resumed = job.checkpoint is not None and config.lora is None and config.loss == "next_token"
         weights = "none" if resumed else "random" if config.from_scratch else "folder"
 
+    on_host = state_on_host(config.offload)
+
     def shard(model: nn.Module) -> PackedModel:
         applied = config.parts.apply(model)  # before blocks are computed again, for which peft would have inputs learn
         save_memory(
             model,
             recompute=config.recompute,
-            offload=config.offload,
+            offload=inputs_wait(config.offload),
             mlp_tiles=config.mlp_tiles,
             device_type=device.type,
         )
         packed = PackedModel(applied, logits_bytes=config.logits_mib * 2**20)
         if config.compile:
             compile_blocks(unwrap(model))
-        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16")
+        how: Any = {"bfloat16": config.dtype == "bfloat16", "on_host": on_host}
+        shard_model(packed, packed.blocks, mesh.parameters, **how)
         end_backward_at_decoder(applied)
         return packed
 
@@ -154,6 +157,7 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
         weights=weights,
         seed=config.seed,
         device=device,
+        on_host=on_host,
     )
 
 

@@ -156,7 +156,8 @@ def join_totals(
     device = local.loss_sum.device
     here = [local.bytes_read, local.data_time, stop, local.work, local.compute_time, *local.packs]
     counted = to_device(torch.tensor(here, dtype=torch.float64), device)
-    measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, _squares(parameters, device)])
+    of_gradients = to_device(_squares(parameters), device)
+    measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, of_gradients])
     mine = torch.cat([measured, counted])
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
@@ -177,10 +178,12 @@ def join_totals(
     )
 
 
-def _squares(parameters: list[nn.Parameter], device: torch.device) -> Float64[Tensor, ""]:
-    """Sum of squares of this rank's part of the gradient, in float64: float32 loses digits over millions of terms."""
+def _squares(parameters: list[nn.Parameter]) -> Float64[Tensor, ""]:
+    """Sum of squares of this rank's part of the gradient, where it lies, in float64: float32 loses digits over millions
+    of terms.
+    """
     found = [_own(parameter.grad).double().square().sum() for parameter in parameters if parameter.grad is not None]
-    return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64)
 
 
 def _own(gradient: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Counts what a step does on a device, tensor by tensor, while nothing is computed.
 
-Tensors on CUDA are torch's fake tensors, tensors on the CPU are real: the host's part of a step runs as it does beside
-a GPU. torch's own ``FSDPMemTracker`` sees no copies and no waits, and refuses a second step and gradients that are
-added up.
+Tensors on CUDA are torch's fake tensors, and so are parameters and the optimiser's state where they stay on the host.
+Other tensors on the CPU are real: the host's part of a step runs as it does beside a GPU. torch's own
+``FSDPMemTracker`` sees no copies and no waits, and refuses a second step and gradients that are added up.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ _PLACES = (
 )
 """Files in which memory is asked for, the first that fits, and the part."""
 
+_ON_HOST = "make_room_on_host"
+"""The function that gives parameters memory on the host."""
+
 _FUNCTIONS = {"foreach_reduce": "gradients", "allocate": None, "_encode": "encoder", "_vision_inputs": "inputs"}
 """Functions that decide before their file does; None leaves it to the caller."""
 
@@ -85,9 +88,10 @@ class Ledger(TorchDispatchMode):
         live, by_part: bytes on the device now, and by part.
         peak, at_peak: the most bytes at once since :meth:`restart`, and their parts.
         peaks: the most bytes of each phase.
-        host: bytes of page-locked memory on the host, and the most of them.
+        host: bytes on the host that are page-locked, or of parameters and the optimiser's state; and the most of them.
         waits, blocking, pageable: places where the host waits for the device, waits for a copy to it, and copies from
             memory that is not page-locked; how often each.
+        copied: bytes that travel between host and device, by phase and direction, ``to host`` or ``to device``.
         collectives: calls and bytes of each kind of collective, by phase.
         kernels: calls of operators that run on the device, by phase and class.
         moved: bytes that they read and write.
@@ -109,6 +113,7 @@ class Ledger(TorchDispatchMode):
         self.peak, self.at_peak = self.live, Counter(self.by_part)
         self.peaks: dict[str, int] = {}
         self.waits, self.blocking, self.pageable = Counter[str](), Counter[str](), Counter[str]()
+        self.copied = Counter[tuple[str, str]]()
         self.collectives: dict[tuple[str, str], list[int]] = {}
         self.kernels, self.moved, self.flops = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[str]()
 
@@ -137,6 +142,7 @@ class Ledger(TorchDispatchMode):
         device = named.get("device")
         locked = bool(named.pop("pin_memory", False))
         on_device = device is not None and torch.device(device).type == "cuda"
+        locked |= self.phase == "parameters" and device is not None and not on_device and _is_called_by(_ON_HOST)
         if not (on_device or locked or any(isinstance(tensor, FakeTensor) for tensor in given)):
             return func(*args, **named)
         name = func.overloadpacket.__name__
@@ -167,6 +173,8 @@ class Ledger(TorchDispatchMode):
         source = args[1] if name == "copy_" else args[0]
         target = torch.device(named.get("device") or source.device) if name == "_to_copy" else args[0].device
         waits_not = named.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
+        if source.device.type != target.type:
+            self.copied[self.phase, "to host" if target.type == "cpu" else "to device"] += source.nbytes
         if source.device.type == "cuda" and target.type == "cpu":
             if not waits_not:
                 self.wait("copy to the host")
@@ -255,6 +263,13 @@ def _part_of(code: CodeType) -> str | None:
     if code.co_name in _FUNCTIONS:
         return _FUNCTIONS[code.co_name]
     return next((part for place, part in _PLACES if place in code.co_filename), None)
+
+
+def _is_called_by(function: str) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _place() -> str:

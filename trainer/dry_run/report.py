@@ -27,10 +27,13 @@ def describe(run: DryRun) -> list[str]:
         "  at most, by phase: " + ", ".join(f"{phase} {_gib(size)}" for phase, size in run.peaks.items()),
     ]
     if run.host:
-        lines.append(f"  page-locked on the host: {_gib(run.host)}")
+        lines.append(f"  on the host: {_gib(run.host)}")
     lines += _places("waits for the device", run.waits)
     lines += _places("copies to the device that the host waits for", run.blocking)
     lines += _places("copies from memory that is not page-locked", run.pageable)
+    ways = ("to device", "to host")
+    there, back = (sum(size for (_, each), size in run.copied.items() if each == way) for way in ways)
+    lines.append(f"copied to the device: {_gib(there)} GiB, to the host: {_gib(back)} GiB")
     lines.append("collectives:")
     for (phase, kind), (calls, size) in run.collectives.items():
         lines.append(f"  {phase} {kind}: {calls:,} calls, {_gib(size)} GiB")

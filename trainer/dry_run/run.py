@@ -47,9 +47,11 @@ class DryRun:
         state: bytes between steps.
         peak, parts: the most bytes at once, and what they are for, by ``ledger.PARTS``.
         peaks: the most bytes of each phase.
-        host: the most bytes of page-locked memory that the step itself asks for.
+        host: the most bytes on the host of what leaves the device: page-locked memory that the step asks for, and
+            parameters, gradients and the optimiser's state where they stay there.
         waits, blocking, pageable: places in the code and how often each makes the host wait for the device, makes it
             wait for a copy to it, and copies from memory that is not page-locked.
+        copied: bytes that travel between host and device, by phase and direction, ``to host`` or ``to device``.
         collectives: calls and bytes, by phase and kind.
         kernels, moved: calls of operators and bytes that they read and write, by phase and class.
         flops: operations of products and of the encoder's attention.
@@ -71,6 +73,7 @@ class DryRun:
     waits: Counter[str]
     blocking: Counter[str]
     pageable: Counter[str]
+    copied: Counter[tuple[str, str]]
     collectives: dict[tuple[str, str], list[int]]
     kernels: Counter[tuple[str, str]]
     moved: Counter[tuple[str, str]]
@@ -157,6 +160,7 @@ def _steps(job: Job, ledger: Ledger, world: int, device: torch.device, memory: i
         waits=ledger.waits,
         blocking=ledger.blocking,
         pageable=ledger.pageable,
+        copied=ledger.copied,
         collectives=ledger.collectives,
         kernels=ledger.kernels,
         moved=ledger.moved,

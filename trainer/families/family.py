@@ -21,7 +21,7 @@ from torch import Tensor
 
 from preshard.schemas.errors import ConfigError, ReaderError
 from preshard.schemas.model.families import FAMILIES, INPUTS, Version, language_model
-from preshard.trainer.device import to_device
+from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.families.pictures import MOVING, Arrays, InputUnit, Levels, Settings
 
 Inputs = Mapping[str, Tensor]
@@ -195,4 +195,4 @@ def normalise(settings: Settings, levels: Levels) -> dict[str, Tensor]:
 
 def move_to_model(core: Any, tensor: Tensor) -> Tensor:
     """A tensor of the host where a model is, without waiting."""
-    return to_device(tensor, next(core.parameters()).device)
+    return to_device(tensor, compute_device(core))

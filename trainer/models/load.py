@@ -60,6 +60,7 @@ def load_sharded(
     weights: Weights = "folder",
     seed: int = 0,
     device: torch.device | str = "cpu",
+    on_host: bool = False,
 ) -> Wrapped:
     """A model whose parts are filled after it was sharded, each rank's by itself.
 
@@ -74,6 +75,7 @@ def load_sharded(
         weights: where they come from; with ``none`` parameters hold anything until a checkpoint is loaded.
         seed: of random weights.
         device: where parameters and buffers will lie.
+        on_host: parameters lie in the host's memory, as :func:`~preshard.trainer.models.packed.shard_model` was told.
 
     Raises:
         ConfigError: see :func:`load_model`; or there are adapters other than those of ``peft.LoraConfig``.
@@ -84,7 +86,10 @@ def load_sharded(
         check_weights(folder)
     model = _empty(transformers, config, dtype)
     wrapped = shard(model)
-    wrapped.to_empty(device=device)
+    if on_host:
+        make_room_on_host(wrapped, device)
+    else:
+        wrapped.to_empty(device=device)
     model.tie_weights()
     if weights == "folder":
         read_weights(model, folder, dtype)
@@ -95,6 +100,14 @@ def load_sharded(
         assert not fill.left, f"nothing was drawn for {sorted(fill.left)}"
     draw_adapters(model, seed)
     return wrapped.train()
+
+
+def make_room_on_host(model: nn.Module, device: torch.device | str) -> None:
+    """Gives parameters memory on the host, and buffers on the device."""
+    model.to_empty(device="cpu")
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = torch.empty_like(buffer, device=device)
 
 
 def empty_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> nn.Module:

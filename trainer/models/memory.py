@@ -3,6 +3,9 @@
 * Blocks are computed again in the backward pass, whole or all but their attention.
 * What is left of a block until then, its input, waits in the host's memory or on a disk.
 * The MLPs of the language model take the tokens in tiles, so that their wide activations exist for one tile at a time.
+
+What a rank holds of parameters, gradients and AdamW's means is :func:`preshard.trainer.models.packed.shard_model`'s to
+keep on the host.
 """
 
 from __future__ import annotations
@@ -23,8 +26,23 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.memory import RECOMPUTE
 from preshard.trainer.attention.kept import KeptResults
 
-Offload = Literal["none", "host", "disk"]
-OFFLOAD: tuple[Offload, ...] = get_args(Offload)
+Offload = Literal["none", "host", "disk", "state", "all"]
+"""What ``--offload`` takes: ``host`` and ``disk`` say where inputs of blocks wait, ``state`` keeps parameters, their
+gradients and the optimiser's state in the host's memory, ``all`` does both there."""
+
+Waiting = Literal["none", "host", "disk"]
+WAITING: tuple[Waiting, ...] = get_args(Waiting)
+
+
+def inputs_wait(offload: Offload) -> Waiting:
+    """Where the inputs of blocks that are computed again wait."""
+    return "none" if offload == "state" else "host" if offload == "all" else offload
+
+
+def state_on_host(offload: Offload) -> bool:
+    """Whether parameters, gradients and the optimiser's state stay on the host."""
+    return offload in ("state", "all")
+
 
 MLP_NAMES = ("mlp", "feed_forward", "block_sparse_moe")
 """Names under which blocks hold what treats each token by itself. Anything else might mix tokens, and is not tiled."""
@@ -46,7 +64,7 @@ KEPT: frozenset[Any] = frozenset(
 
 
 def save_memory(
-    model: nn.Module, *, recompute: str = "none", offload: str = "none", mlp_tiles: int = 1, device_type: str = "cpu"
+    model: nn.Module, *, recompute: str = "none", offload: Any = "none", mlp_tiles: int = 1, device_type: str = "cpu"
 ) -> None:
     """Sets a model up, in place. Call it before the model is sharded.
 
@@ -63,6 +81,11 @@ def save_memory(
     Raises:
         ConfigError: a name is unknown, the settings do not fit each other, or the model has no MLP of a known name.
     """
+    if offload not in WAITING:
+        raise ConfigError(
+            f"offload is {offload!r}; take one of {', '.join(WAITING)}, and shard_model(..., on_host=True) to keep "
+            "parameters and the optimiser's state on the host"
+        )
     check_saving(recompute, offload, device_type)
     if mlp_tiles > 1:
         tile_mlps(model, mlp_tiles)
@@ -70,7 +93,7 @@ def save_memory(
         _recompute_blocks(model, selective=recompute == "selective", offload=offload)
 
 
-def check_saving(recompute: str, offload: str, device_type: str) -> None:
+def check_saving(recompute: str, offload: Offload, device_type: str) -> None:
     """Checks settings of :func:`save_memory` before there is a model.
 
     Raises:
@@ -78,13 +101,13 @@ def check_saving(recompute: str, offload: str, device_type: str) -> None:
     """
     if recompute not in RECOMPUTE:
         raise ConfigError(f"--recompute is {recompute!r}; take one of {', '.join(RECOMPUTE)}")
-    if offload not in OFFLOAD:
-        raise ConfigError(f"--offload is {offload!r}; take one of {', '.join(OFFLOAD)}")
-    if offload != "none" and recompute == "none":
+    if inputs_wait(offload) != "none" and recompute == "none":
         raise ConfigError(f"--offload is {offload} and --recompute is none; it moves the inputs of "
                           "recomputed blocks: add --recompute full or selective")  # fmt: skip
-    if offload == "host" and device_type == "cpu":
-        raise ConfigError("--offload is host and the model computes on the CPU, in that same memory: use disk, or none")
+    if offload in ("host", "state", "all") and device_type == "cpu":
+        raise ConfigError(
+            f"--offload is {offload} and the model computes on the CPU, in that same memory: use disk, or none"
+        )
 
 
 def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:

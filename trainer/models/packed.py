@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
@@ -19,7 +19,7 @@ from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.attention.mask import Groups, count_layers
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.device import to_device
+from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
 from preshard.trainer.models.features import FeatureExchange, bind_features
@@ -149,7 +149,7 @@ class PackedModel(nn.Module):
             overlap=overlap,
             head_stride=head_stride,
         )
-        device = next(self.parameters()).device
+        device = compute_device(self)
         on_host, batch = batch, batch.with_levels().to(device, non_blocking=True)
         mask = MaskTensors.of(on_host, batch)
         states = bind_states(self.config, batch.layout, mask.host, cp, device)
@@ -259,7 +259,9 @@ class PackedModel(nn.Module):
         return unwrap(self.inner).base_model
 
 
-def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool) -> None:
+def shard_model(
+    model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool, on_host: bool = False
+) -> None:
     """Shards a model in place, each block by itself. A single rank takes the same path as many.
 
     Every rank's loss is a sum over its own tokens, so the gradient of the whole is the sum over all ranks, those of a
@@ -272,14 +274,18 @@ def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh,
         mesh: an axis over which parameters are sharded, alone or after one over which they are replicated, under any
             names. Gradients are summed over both, each time in the same order.
         bfloat16: compute in bfloat16. Parameters stay in the model's dtype, sums of gradients are float32.
+        on_host: keep this rank's part of parameters and gradients in the host's page-locked memory, where the optimiser
+            then has its state and takes its step; parts travel to the device as they are gathered. Give
+            ``load_sharded`` the same.
     """
     if mesh.ndim == 2 and mesh.size(0) == 1 and mesh.mesh_dim_names:
         # FSDP would send each gradient to the one replica, and cut two axes for each parameter
         mesh = mesh[mesh.mesh_dim_names[1]]
     compute, reduce = (torch.bfloat16, torch.float32) if bfloat16 else (None, None)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+    keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if on_host else OffloadPolicy()
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=keep)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -76,13 +76,17 @@ def test_gradients_are_those_of_one_process_whatever_shards_the_parameters(way: 
             assert torch.equal(mine, peer[name][0])
 
 
-def after_another_way(_mesh: Mesh, folder: str, ways: tuple[CpFsdp, CpFsdp]) -> list[torch.Tensor]:
+Way = tuple[CpFsdp, bool]
+"""Which axes shard the parameters, and whether these stay on the host."""
+
+
+def after_another_way(_mesh: Mesh, folder: str, ways: tuple[Way, Way]) -> list[torch.Tensor]:
     """Parameters and moments, whole, of a run that goes on in another way: those saved, then those loaded."""
     found: list[torch.Tensor] = []
-    for step, way in enumerate(ways):
+    for step, (way, on_host) in enumerate(ways):
         mesh = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=2, ulysses_degree=2, cp_fsdp=way)
         model = make_model()
-        shard_model(model, [model[0], model[2]], mesh.parameters, bfloat16=False)
+        shard_model(model, [model[0], model[2]], mesh.parameters, bfloat16=False, on_host=on_host)
         optimizer = torch.optim.AdamW(model.parameters())
         if step == 0:
             loss_of(model, dist.get_rank()).backward()
@@ -96,9 +100,16 @@ def after_another_way(_mesh: Mesh, folder: str, ways: tuple[CpFsdp, CpFsdp]) -> 
     return found
 
 
-@pytest.mark.parametrize("ways", [("all", "ring_only"), ("none", "ulysses_only")])
-def test_a_run_goes_on_in_another_way(ways: tuple[CpFsdp, CpFsdp], gloo_pool: Any, tmp_path: Path) -> None:
-    """Fails when a checkpoint binds a run to the axes that sharded its parameters."""
+@pytest.mark.parametrize(
+    "ways",
+    [
+        (("all", False), ("ring_only", True)),
+        (("none", True), ("ulysses_only", False)),
+        (("all", True), ("all", True)),
+    ],
+)
+def test_a_run_goes_on_in_another_way(ways: tuple[Way, Way], gloo_pool: Any, tmp_path: Path) -> None:
+    """Fails when a checkpoint binds a run to the axes that sharded its parameters, or to where these were."""
     for saved, loaded in gloo_pool.run(after_another_way, str(tmp_path / "kept"), ways, ring=2, ulysses=2):
         assert torch.equal(saved, loaded)
 

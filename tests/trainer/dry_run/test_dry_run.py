@@ -83,6 +83,24 @@ def test_saving_memory_saves_it(folder_of: Folders) -> None:
     assert full.kernels_of("products") > plain.kernels_of("products")
 
 
+def test_state_on_the_host(folder_of: Folders) -> None:
+    """Fails when parameters, gradients or AdamW's means stay on the device with --offload state, when a step waits for
+    them more than once a block's gradients, or when they travel from memory that is not page-locked.
+    """
+    given: Any = {"ring": 4, "recompute": "full"}
+    plain, away = run(folder_of, "qwen3", **given), run(folder_of, "qwen3", **given, offload="state")
+    assert "optimizer" not in away.parts  # of "parameters", buffers stay
+    assert away.state < 0.02 * plain.state
+    assert away.peak < plain.peak
+    assert away.host == pytest.approx(plain.state * 4 / 3, rel=0.2)  # with gradients, each tensor rounded up
+    held = plain.parts["parameters"]
+    assert away.copied["backward", "to host"] == pytest.approx(held, rel=0.2)
+    assert sum(size for (_, way), size in away.copied.items() if way == "to device") > 1.5 * held
+    assert not away.blocking
+    assert not away.pageable
+    assert away.collectives == plain.collectives
+
+
 def test_ranks_that_are_not_there(folder_of: Folders) -> None:
     """Fails when other ranks change what this one sends: with twice the ranks a pack, half of the tokens; parameters
     over twice the ranks, half of the state.

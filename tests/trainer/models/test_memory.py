@@ -141,9 +141,10 @@ def test_only_inputs_of_blocks_wait_in_the_hosts_memory(
     ("settings", "said"),
     [
         ({"recompute": "some"}, "take one of none, selective, full"),
-        ({"recompute": "full", "offload": "tape"}, "take one of none, host, disk"),
+        ({"recompute": "full", "offload": "tape"}, "take one of none, host, disk, and shard_model"),
         ({"offload": "disk"}, "add --recompute full or selective"),
         ({"recompute": "full", "offload": "host"}, "use disk, or none"),
+        ({"recompute": "full", "offload": "state"}, "shard_model"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(settings: Any, said: str) -> None:
