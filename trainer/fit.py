@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
@@ -28,6 +28,7 @@ from preshard.trainer.config import DTYPES, TrainConfig, option
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.pack_index import PackTable
 from preshard.trainer.distributed.mesh import SHARDING_AXES
+from preshard.trainer.models.memory import inputs_wait, state_on_host
 
 GIB = 2**30
 COLUMNS = ("n_units", "n_patches", "n_pooled_tokens")
@@ -122,7 +123,8 @@ class Fitting:
             state_bytes=STATE_NUMBERS * sums,
             logits_bytes=config.logits_mib * 2**20,
             recompute=config.recompute,
-            offload=config.offload != "none",
+            offload=inputs_wait(config.offload) != "none",
+            on_host=state_on_host(config.offload),
             mlp_tiles=config.mlp_tiles,
             trains=self.trains,
         )
@@ -131,7 +133,7 @@ class Fitting:
     def least_recompute(self, config: TrainConfig) -> tuple[TrainConfig, FitEstimate]:
         """What is computed again: as little as fits, or all blocks where nothing does."""
         ways = [way for way in RECOMPUTE if config.recompute in ("auto", way)]
-        if config.recompute == "auto" and config.offload != "none":
+        if config.recompute == "auto" and inputs_wait(config.offload) != "none":
             ways.remove("none")  # there would be nothing to offload
         for way in ways:
             taken = config.model_copy(update={"recompute": way})
@@ -159,7 +161,8 @@ class Fitting:
             full = {"dtype": "bfloat16", **full}
         sharded = {**full, "cp_fsdp": "all", "dp_shard": config.dp_shard * config.dp_replicate(world_size)}
         tiled = {"mlp_tiles": max(config.mlp_tiles, 8), "logits_mib": min(config.logits_mib, 256)}
-        offloaded = {**tiled, "offload": config.offload if config.offload != "none" else "host"}
+        offloaded = {**tiled, "offload": {"none": "host", "state": "all"}.get(config.offload, config.offload)}
+        all_away = {**tiled, "offload": "all"}
         for changes in ({"recompute": "selective"}, full, sharded, {**sharded, **tiled}):
             yield changes, world_size
         in_turns = {**tiled}
@@ -172,11 +175,13 @@ class Fitting:
                 yield {**sharded, "ring": config.ring * times, "dp_shard": at_a_time}, world_size
         yield {**sharded, **offloaded}, world_size
         yield {**sharded, **in_turns, **offloaded}, world_size
+        yield {**sharded, **all_away}, world_size
+        yield {**sharded, **in_turns, **all_away}, world_size
         for times, at_a_time, rest in rings:
             more = {**sharded, "ring": config.ring * times, "dp_shard": at_a_time}
             if rest:
                 more["dp_shard"] = sharded["dp_shard"]
-            for saving in (tiled, offloaded, {**in_turns, **offloaded}):
+            for saving in (tiled, offloaded, {**in_turns, **offloaded}, all_away, {**in_turns, **all_away}):
                 yield {**more, **saving}, world_size * times if rest else world_size
 
     def _strides(self, config: TrainConfig) -> list[int]:
@@ -239,7 +244,7 @@ def resolve(
     fitting = Fitting(sizes=sizes, packs=Packs.of(datasets), device=device, trains=trains)
     taken, found = fitting.least_recompute(config)
     if not found.fits and config.memory_check == "on":
-        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in asdict(found.parts).items())
+        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in found.parts.on_device.items())
         raise ConfigError(
             f"a rank would need {found.parts.total / GIB:.1f} GiB (estimated) with --recompute {taken.recompute} "
             f"({parts}); of its device's {device / GIB:.1f} GiB, {USABLE * device / GIB:.1f} can be used: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from preshard.schemas.model.dimensions import ModelDimensions
@@ -63,6 +63,7 @@ class MemoryParts:
         activations: what the forward pass keeps for the backward pass, and what a layer has in use.
         keys: keys and values of other ranks, with their gradients.
         logits: logits, and the gradient of the output projection.
+        host: what waits in the host's memory, which is no part of the total.
     """
 
     state: float
@@ -70,10 +71,16 @@ class MemoryParts:
     activations: float
     keys: float
     logits: float
+    host: float = 0.0
+
+    @property
+    def on_device(self) -> dict[str, float]:
+        """The parts but what is on the host."""
+        return {name: value for name, value in asdict(self).items() if name != "host"}
 
     @property
     def total(self) -> float:
-        return self.state + self.gathered + self.activations + self.keys + self.logits
+        return sum(self.on_device.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +112,8 @@ class TrainingMemory:
         state_bytes: of a parameter, its gradient and the optimiser's state.
         logits_bytes: the most that logits may take at a time.
         recompute: one of :data:`RECOMPUTE`.
-        offload: whether inputs of blocks that are computed again wait elsewhere.
+        offload: whether inputs of blocks that are computed again wait on the host, or on a disk.
+        on_host: whether parameters, gradients and the optimiser's state stay on the host.
         mlp_tiles: parts in which the MLPs take a rank's tokens, each computed again.
         trains: None if the whole model does.
     """
@@ -118,19 +126,31 @@ class TrainingMemory:
     logits_bytes: float
     recompute: str
     offload: bool = False
+    on_host: bool = False
     mlp_tiles: int = 1
     trains: Trains | None = None
 
     def of_rank(self, share: RankShare) -> MemoryParts:
         """Memory of a rank with such a share of a pack, in the moment of a step in which it is largest."""
         trains = self.trains or Trains(trained=self.sizes.parameters, frozen=0, blocks=True, head=True, encoder=True)
-        return max(self._moments(share, trains), key=lambda parts: parts.total)
+        largest = max(self._moments(share, trains), key=lambda parts: parts.total)
+        return replace(largest, host=self._host(share, trains))
+
+    def _host(self, share: RankShare, trains: Trains) -> float:
+        sizes, taken = self.sizes, self.state_bytes * trains.trained + self.sum_bytes * trains.frozen
+        inputs = share.tokens * sizes.layers * sizes.hidden
+        inputs += share.patches * sizes.vision_layers * sizes.vision_width * trains.encoder
+        return self.on_host * taken / self.shards + self.offload * self.compute_bytes * inputs
 
     def _moments(self, share: RankShare, trains: Trains) -> Iterator[MemoryParts]:
         """The moments that can be the largest, in the order of a step."""
         sizes, number, sums = self.sizes, self.compute_bytes, self.sum_bytes
         between = ((self.state_bytes - sums) * trains.trained + sums * trains.frozen) / self.shards
         after = between + sums * trains.trained / self.shards
+        staged = 0.0  # parts of blocks on their way from the host, or of their gradients to it
+        if self.on_host:
+            between = after = 0.0
+            staged = BLOCKS_GATHERED * (number + sums) * sizes.layer_parameters / self.shards
         of_encoder, encoder_in_use = self._encoder(share, trained=trains.encoder)
         decoder = share.tokens * sizes.layers * self._kept()
         root = sizes.embeddings + sizes.vision_rest
@@ -145,7 +165,7 @@ class TrainingMemory:
             keys=0,
             logits=chunk + summed * head * trains.head,
         )
-        whole = number * (root + BLOCKS_GATHERED * block) + (number + sums) * block * trains.blocks
+        whole = number * (root + BLOCKS_GATHERED * block) + (number + sums) * block * trains.blocks + staged
         mlp, attention = (share.tokens * numbers for numbers in self._in_use())
         keys = 2 * share.key_heads * sizes.head_dim * share.keys * max(number + summed, 2 * sums)
         for state, kept in ((between, decoder), (after, decoder / max(sizes.layers, 1))):
@@ -161,7 +181,8 @@ class TrainingMemory:
             logits=slopes,
         )
         rest = sizes.embeddings * (trains.head or trains.blocks) + sizes.vision_rest * trains.encoder
-        yield MemoryParts(state=after, gathered=(number + sums) * rest, activations=0, keys=0, logits=0)
+        summed_rest = (number + sums + self.on_host * sums / self.shards) * rest
+        yield MemoryParts(state=after, gathered=summed_rest, activations=0, keys=0, logits=0)
 
     def _kept(self) -> float:
         """Bytes of a token that a layer keeps for the backward pass."""

@@ -37,6 +37,7 @@ class RankMemory(Figures):
     activations: float = Field(description="What the forward pass keeps for the backward pass.")
     keys: float = Field(description="Keys and values of other ranks, with their gradients.")
     logits: float = Field(description="Logits, and the gradient of the output projection.")
+    host: float = Field(description="What waits in the host's memory instead, which is no part of the total.")
     total: float
 
 

@@ -88,6 +88,19 @@ def test_the_largest_moment_is_taken() -> None:
     assert seen.activations == 2 * (262_144 * 1152 * 20 * 1.5 + 65_536 * SIZES.vision_row)
 
 
+def test_what_stays_on_the_host() -> None:
+    """Fails when parameters, gradients and AdamW's means are counted on the device with --offload state, or not on the
+    host, or when inputs of blocks are counted in both places.
+    """
+    away, plain = (
+        fitting(131_072, images=512).estimate(settings(recompute="full", offload=how)).parts for how in ("all", "none")
+    )
+    assert (away.state, plain.host) == (0, 0)
+    inputs = 2 * (16_384 * 36 * 4096 + 65_536 * 27 * 1152)
+    assert away.host == 16 * SIZES.parameters / 8 + inputs
+    assert away.total < plain.total - 12 * SIZES.parameters / 8
+
+
 def test_what_is_frozen_takes_no_gradients_and_no_moments() -> None:
     """Fails when frozen parameters are counted with gradients and AdamW's means, or a frozen encoder with what its
     layers would keep for a backward pass.
@@ -131,6 +144,8 @@ SMALLER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing computed again": ({"recompute": "none"}, {"recompute": "selective"}),
     "all but attention": ({"recompute": "selective"}, {"recompute": "full"}),
     "inputs elsewhere": ({"recompute": "full"}, {"recompute": "full", "offload": "host"}),
+    "state on the host": ({}, {"offload": "state"}),
+    "state and inputs on the host": ({"offload": "state"}, {"offload": "all"}),
     "MLPs in tiles": ({"recompute": "full"}, {"recompute": "full", "mlp_tiles": 8}),
     "MLPs in tiles alone": ({"recompute": "none"}, {"recompute": "none", "mlp_tiles": 8}),
     "keys of a gather": ({"ring": 32}, {"ring": 32, "attention": "ring"}),
@@ -160,7 +175,8 @@ def test_every_setting_that_saves_memory_is_counted(name: str) -> None:
         ({"recompute": "full"}, 1_048_576, 8, "take --mlp-tiles 8 --logits-mib 256 --offload host"),
         ({"recompute": "full"}, 851_968, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 2"),
         ({"recompute": "full"}, 1_572_864, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 1 --offload host"),
-        ({"recompute": "full", "attention": "ring"}, 2_097_152, 8, "start 16 processes with --ring 16 --mlp-tiles 8"),
+        ({"recompute": "full", "attention": "ring"}, 2_097_152, 8, "take --mlp-tiles 8 --logits-mib 256 --offload all"),
+        ({"recompute": "full", "attention": "ring"}, 4_194_304, 8, "start 16 processes with --ring 16 --mlp-tiles 8"),
     ],
 )
 def test_the_remedy_fits(given: dict[str, Any], seq_len: int, world_size: int, remedy: str) -> None:
@@ -214,7 +230,7 @@ def test_a_run_that_does_not_fit_ends_before_it_loads_anything(options: Any, mon
         prepare(config, rank=0, world_size=1, device_type="cuda")
     said = str(refused.value)
     assert said.startswith("a rank would need 0.0 GiB (estimated) with --recompute full (state 0.0, gathered 0.0, ")
-    assert "of its device's 0.0 GiB, 0.0 can be used: start 4 processes with --ring 4 --mlp-tiles 8" in said
+    assert "of its device's 0.0 GiB, 0.0 can be used: take --mlp-tiles 8 --logits-mib 256 --offload all, or" in said
     assert "\n" not in said
     anyway = prepare(config.model_copy(update={"memory_check": "off"}), rank=0, world_size=1, device_type="cuda")
     assert anyway.config.recompute == "full"
