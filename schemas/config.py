@@ -34,6 +34,9 @@ DOCUMENT_COLUMNS = (
 )
 """Columns that ``documents.parquet`` always has."""
 
+MARK = "duplicate_of"
+"""The kept column in which documents that repeat another one are marked."""
+
 MAX_WEIGHT = 1000
 """Most copies of a document in an epoch; each is packed in a pass of its own."""
 MAX_EPOCHS = 1000
@@ -48,6 +51,7 @@ def _as_tuple(given: Any) -> Any:
 Degree = Annotated[int, Field(ge=1, le=4096)]
 Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MAX_DEGREES)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
+Duplicates = Literal["keep", "mark", "drop"]
 ImageBackend = Literal["torchvision", "pil"]
 """A backend of image processors, by its name in ``transformers``."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(max_length=1000)]
@@ -186,6 +190,36 @@ class SpecialTokensConfig(_Section):
     )
 
 
+class DuplicatesConfig(_Section):
+    """What becomes of documents that say or show what an earlier one does."""
+
+    text: Duplicates = Field(
+        "keep",
+        description="What becomes of documents with the text and media of another: `keep`, `mark` in the kept column "
+        "`duplicate_of`, or `drop`.",
+    )
+    near: float | None = Field(
+        None,
+        ge=0.5,
+        le=1,
+        description="Least estimated similarity of texts that count as the same, such as 0.8; null: equal ones.",
+    )
+    images: Duplicates = Field(
+        "keep", description="The same of documents that show the images of another, by their pixels, whatever the text."
+    )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any document is compared."""
+        return (self.text, self.images) != ("keep", "keep")
+
+    @model_validator(mode="after")
+    def _near_needs_text(self) -> DuplicatesConfig:
+        if self.near is not None and self.text == "keep":
+            raise ValueError(f"duplicates.near {self.near:g} says when texts are the same; set duplicates.text, too")
+        return self
+
+
 class PackConfig(_Section):
     """Everything that decides the bytes of a dataset, apart from the source and the version of preshard."""
 
@@ -244,6 +278,9 @@ class PackConfig(_Section):
         min_length=1,
         max_length=10_000,
         description="Rows that are packed: a DuckDB expression over their columns, such as `quality > 0.5`.",
+    )
+    duplicates: DuplicatesConfig = Field(
+        DuplicatesConfig(), description="What becomes of documents that repeat others."
     )
     turns: Literal["whole", "last", "each"] = Field(
         "whole",
@@ -307,6 +344,12 @@ class PackConfig(_Section):
                 raise ValueError(
                     f"keep_columns has {name!r}, which is a column of documents.parquet or of tokens; rename the column"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _marks_have_a_column(self) -> PackConfig:
+        if "mark" in (self.duplicates.text, self.duplicates.images) and (MARK, "string") not in self.keep_columns:
+            raise ValueError(f"duplicates marks documents in a kept column: add {MARK}: string to keep_columns")
         return self
 
     @model_validator(mode="after")

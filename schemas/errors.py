@@ -60,9 +60,13 @@ class DocumentError(PreshardError):
 REJECT_STAGES = ("read", "measure", "plan", "write")
 """Stages of the job at which a document can be rejected."""
 
+DUPLICATES = ("duplicate_text", "near_duplicate", "duplicate_images")
+"""Codes of documents that were left out because the configuration's ``duplicates`` says so."""
+
 REJECT_CODES = (
     "bad_row",
     "duplicate_row",
+    *DUPLICATES,
     "empty",
     "missing_media",
     "unreachable_media",

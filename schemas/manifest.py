@@ -172,13 +172,15 @@ class ModelEntry(_Record):
 
 class Counts(_Record):
     """Totals. Each of the ``source_documents`` rows that were read is counted in ``documents``, in ``rejected``, or in
-    ``left_out``, which a mixture drops. ``numbered`` of them got a number behind their id, which others have too.
+    ``left_out``, which a mixture drops. ``duplicates`` are those ``rejected`` that ``duplicates`` of the configuration
+    dropped. ``numbered`` of them got a number behind their id, which others have too.
     """
 
     source_documents: Natural
     documents: Natural
     pieces: Natural
     rejected: Natural
+    duplicates: Natural
     left_out: Natural
     numbered: Natural
     packs: Natural

@@ -18,7 +18,7 @@ from preshard.packer_service.report.dataset import dataset_reject_reasons
 from preshard.packer_service.runtime.local import choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress
 from preshard.packer_service.shards.store import require_answer
-from preshard.schemas.errors import PreshardError, TooManyRejectsError
+from preshard.schemas.errors import DUPLICATES, PreshardError, TooManyRejectsError
 from preshard.schemas.manifest import ManifestHead
 
 MAX_REJECTS = 0.05
@@ -105,8 +105,10 @@ def check_rejects(path: str, manifest: ManifestHead, max_rejects: float) -> None
     """
     counts = manifest.counts
     require_documents(path, counts.documents, counts.source_documents)
-    if counts.rejected > max_rejects * counts.source_documents:
-        why = too_many_rejects(dataset_reject_reasons(path), counts.rejected, counts.source_documents, max_rejects)
+    rejected = counts.rejected - counts.duplicates
+    if rejected > max_rejects * counts.source_documents:
+        reasons = [reason for reason in dataset_reject_reasons(path) if reason.code not in DUPLICATES]
+        why = too_many_rejects(reasons, rejected, counts.source_documents, max_rejects)
         raise TooManyRejectsError(f"{path}: the dataset is whole, but {why}")
 
 

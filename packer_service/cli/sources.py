@@ -133,8 +133,9 @@ def plan(
     media = allowed_media(media_root, allow_media)
     found = _looked_at(sources, config, media) if sources else None
     if lengths is not None:
-        if config.where is not None:
-            raise ConfigError("where applies to rows of SOURCE, not to --lengths: filter that table before")
+        asked = {"where": config.where is not None, "duplicates": config.duplicates.is_asked}
+        for name in (name for name, is_asked in asked.items() if is_asked):
+            raise ConfigError(f"{name} applies to rows of SOURCE, not to --lengths: filter that table before")
         with ExitStack() as stack:
             progress = ConsoleProgress()
             stack.callback(progress.close)

@@ -213,6 +213,7 @@ def _write_tables(
         documents=packed,
         pieces=pieces.rows,
         rejected=planned.n_rows - packed - left_out,
+        duplicates=planned.n_duplicates,
         left_out=left_out,
         numbered=planned.n_numbered,
         packs=packs.rows,

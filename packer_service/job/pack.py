@@ -21,6 +21,7 @@ from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.job.finish import Finished, finish, write_carried
 from preshard.packer_service.job.job_record import job_record
 from preshard.packer_service.job.ownership import claimed, finished_before, now
+from preshard.packer_service.job.planning.identify import check_duplicates
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.where import check_where
 from preshard.packer_service.job.resume import FEW_BYTES
@@ -92,6 +93,7 @@ def pack(
     found = found or list_sources(sources, config, media)
     target = packed_target(config, found.files)
     check_where(config, found.files)
+    check_duplicates(config, found.files)
     fragments = list_fragments(found.files)
     folder, record = Folder(out), job_record(config, target, fragments, media)
     manifest = finished_before(folder, record)

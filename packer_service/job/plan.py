@@ -21,6 +21,7 @@ from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_facts, read_rows, write_rows
 from preshard.schemas.codec import encode_table, shard_name
+from preshard.schemas.config import MARK
 
 PLAN_FOLDER = "plan"
 LEFT = "left"
@@ -34,7 +35,9 @@ _NUMBERS = (
     "source_number", "file", "line", "offset", "size", "piece", "copy_number", "epoch", "truncated", "images",
     "patches", *PLACES,
 )  # fmt: skip
-ROWS = pa.schema([("pack", pa.int64()), ("doc_id", pa.string()), *((name, pa.int64()) for name in _NUMBERS)])
+ROWS = pa.schema(
+    [("pack", pa.int64()), ("doc_id", pa.string()), *((name, pa.int64()) for name in _NUMBERS), (MARK, pa.string())]
+)
 """Columns of a segment: the rows of one partition's packs, one pack after the other; ``pack`` counts in the segment."""
 
 
@@ -53,6 +56,7 @@ class SegmentFacts(BaseModel):
         n_rows: documents of the source, rejected ones included.
         n_documents: those that are packed, however many pieces and copies each has.
         n_rejected: those that were rejected.
+        n_duplicates: those of them that repeat others, and are left out for it.
         n_numbered: those of both that got a number behind their id.
         n_placed: rows of the plan: one for each piece and copy.
         groups: packs in whole groups, by epoch.
@@ -68,6 +72,7 @@ class SegmentFacts(BaseModel):
     n_rows: int
     n_documents: int
     n_rejected: int
+    n_duplicates: int
     n_numbered: int
     n_placed: int
     groups: list[int]
@@ -183,6 +188,11 @@ class Planned:
     @property
     def n_rejected(self) -> int:
         return sum(part.n_rejected for part in self.partitions)
+
+    @property
+    def n_duplicates(self) -> int:
+        """Rejected documents that repeat others, and are left out for it."""
+        return sum(part.n_duplicates for part in self.partitions)
 
     @property
     def n_numbered(self) -> int:

@@ -21,7 +21,7 @@ from preshard.packer_service.verify.scan import DocumentOrder, PackSpan, TableSc
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.identity import dataset_id
-from preshard.schemas.errors import DocumentLost, DocumentTwice
+from preshard.schemas.errors import DUPLICATES, DocumentLost, DocumentTwice
 from preshard.schemas.manifest import MANIFEST, Manifest, TableEntry
 from preshard.schemas.tables import DOCUMENTS, REJECTS, TABLES
 
@@ -180,6 +180,7 @@ class TableCheck:
                 self._order.add(part)
             if name == "rejects.parquet":
                 self._lost_in_writing += len(rejected_rows(part)[2])
+                self._sums["duplicates"] += pc.sum(pc.is_in(part["code"], pa.array(DUPLICATES))).as_py() or 0
             if name in by_id:
                 by_id[name].add(part)
             yield part
@@ -215,4 +216,6 @@ class TableCheck:
         if "documents.parquet" in usable:
             derived |= {"documents": distinct, "pieces": usable["documents.parquet"]}
             derived |= {count: self._sums[count] for count in COUNTED["documents.parquet"]}
+        if "rejects.parquet" in usable:
+            derived["duplicates"] = self._sums["duplicates"]
         return derived

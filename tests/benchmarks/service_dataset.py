@@ -189,6 +189,7 @@ def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackCon
         truncated_tokens=0,
         images=int(images[plan.document].sum()) * times,
         left_out=0,
+        duplicates=0,
         numbered=0,
         patches=int(images[plan.document].sum()) * times * config.vision.patches_per_crop,
     )

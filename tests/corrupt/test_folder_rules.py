@@ -168,6 +168,12 @@ def more_tokens_counted_than_there_are(data: Any) -> None:
 
 
 @breaks("D3")
+def duplicates_that_were_not_rejected(data: Any) -> None:
+    data.manifest["counts"]["duplicates"] += 1
+    data.seal()
+
+
+@breaks("D3")
 def dataset_id_of_another_plan(data: Any) -> None:
     data.manifest["dataset_id"] = "0123456789abcdef" * 4
     data.seal(new_id=False)

@@ -26,7 +26,7 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import REJECT_CODES, ConfigError, PreshardError
+from preshard.schemas.errors import DUPLICATES, REJECT_CODES, ConfigError, PreshardError
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,8 @@ def test_what_is_measured_is_what_was_expected(demo: tuple[Path, dict[str, int],
     assert {code: sorted(ids) for code, ids in found.items()} == expected["rejects"]
     # The first of two duplicates is good; what only the decoder finds is measured as good.
     assert len(good) - 1 - len(when_decoded) == expected["documents"] == demo[1]["documents"]
-    assert {*found, "decode_failed"} == set(REJECT_CODES) - {"too_many_images", "too_many_patches", "unreachable_media"}
+    others = {"too_many_images", "too_many_patches", "unreachable_media", *DUPLICATES}
+    assert {*found, "decode_failed"} == set(REJECT_CODES) - others
 
 
 def test_the_documents_are_of_many_kinds_and_sizes(measured: Any) -> None:

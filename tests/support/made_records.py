@@ -42,6 +42,7 @@ class MadeRecords:
     unused_columns: ClassVar[dict[str, int]] = {}
     mixture = SimpleNamespace(left_out=0)
     n_numbered = 0
+    n_duplicates = 0
     filtered: Mapping[str, int] = MappingProxyType({})
 
     def __init__(

@@ -6,6 +6,7 @@ import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import BinaryIO, cast
 
 from PIL import ExifTags, Image
@@ -155,12 +156,32 @@ def decode_image(
             turn = _UPRIGHT.get(_orientation(image))
             canvases = _reduced(image, sizes, turn) if scaling == "reduced" else _full(image, sizes, turn, scaling)
         except Exception as error:
-            # Damaged pixels can surface as nearly any exception; one with a number comes from the file system.
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            reason = f"its pixels cannot be decoded ({type(error).__name__})"
-            raise DocumentError("decode_failed", f"{file.label}: {reason}") from error
+            raise _undecodable(file, error) from error
     return [canvases[crop.canvas].crop(crop.box) for crop in crops]
+
+
+def image_digest(medium: Medium, base: MediaReach, *, dpi: int = 144) -> bytes:
+    """A hash of an image's size and pixels, upright and in RGB, whatever file holds them.
+
+    Raises:
+        DocumentError: as in :func:`decode_image`.
+    """
+    with open_media(medium, base) as file, _page(file, medium.page or 0, dpi) as image:
+        try:
+            image.load()
+            upright = turned(whole_rgb(image), _UPRIGHT.get(_orientation(image)))
+        except Exception as error:
+            raise _undecodable(file, error) from error
+        digest = blake2b(str(upright.size).encode(), digest_size=16)
+        digest.update(upright.tobytes())
+        return digest.digest()
+
+
+def _undecodable(file: MediaFile, error: Exception) -> Exception:
+    """Damaged pixels can surface as nearly any exception; one with a number comes from the file system."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    return DocumentError("decode_failed", f"{file.label}: its pixels cannot be decoded ({type(error).__name__})")
 
 
 def _reduced(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.crops import Picture, encoded_crops, encoded_pictures
-from preshard.packer_service.ingest.media.image import probe_image
+from preshard.packer_service.ingest.media.image import image_digest, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import MediumShape, PlacedMedium
 from preshard.packer_service.ingest.media.stores import AHEAD, STORES
@@ -48,7 +48,8 @@ def probe(medium: Medium, base: MediaReach, config: PackConfig) -> list[MediumSh
             fault.
     """
     medium = AHEAD.take(medium, base)
-    options: dict[str, Any] = {"decoder_mib": config.decoder_mib, "full_size": config.model is not None}
+    full_size = config.model is not None or config.duplicates.images != "keep"
+    options: dict[str, Any] = {"decoder_mib": config.decoder_mib, "full_size": full_size}
     if medium.kind == "video":
         options |= {
             "fps": config.video.fps if medium.fps is None else medium.fps,
@@ -60,6 +61,17 @@ def probe(medium: Medium, base: MediaReach, config: PackConfig) -> list[MediumSh
         return _call(config, "bad_video", probe_frames if medium.frames else probe_video, medium, base, **options)
     [shapes] = _call(config, "bad_image", probe_image, medium, base, **options)
     return cast(list[MediumShape], shapes)
+
+
+def pixel_digest(medium: Medium, base: MediaReach, config: PackConfig) -> bytes:
+    """A hash of the pixels of an image, or of a page of one.
+
+    Raises:
+        DocumentError: ``decode_failed``, and as in :func:`probe`.
+        OSError: as in :func:`probe`.
+    """
+    [digest] = _call(config, "decode_failed", image_digest, medium, base, dpi=config.images.pdf_dpi)
+    return cast(bytes, digest)
 
 
 def crops(

@@ -18,7 +18,7 @@ FILES = ("tokenizer", "model", "chat_template")
 """Keys that name files: what these hold must be the same, not where they lie."""
 
 
-OF_THIS_COMMAND = ("where",)
+OF_THIS_COMMAND = ("where", "duplicates")
 """Keys that choose documents for one dataset: they are done with, and name columns of other tables."""
 
 
@@ -92,6 +92,6 @@ def _merged(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     merged = {key: value for key, value in stored.items() if key not in OF_THIS_COMMAND}
     for key, value in given.items():
         field = PackConfig.model_fields.get(key)
-        is_section = field is not None and isinstance(field.default, BaseModel) and key in stored
-        merged[key] = {**stored[key], **value} if is_section and isinstance(value, dict) else value
+        is_section = field is not None and isinstance(field.default, BaseModel) and key in merged
+        merged[key] = {**merged[key], **value} if is_section and isinstance(value, dict) else value
     return merged

@@ -23,6 +23,7 @@ from preshard.packer_service.ingest.source.file import DATASET, Fragment, RowRef
 from preshard.packer_service.ingest.source.files import read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
 from preshard.packer_service.ingest.source.rows import parse_row, row_identity, unused_columns
+from preshard.packer_service.job.planning.identify import identify
 from preshard.packer_service.job.planning.where import filtered_documents, filtered_rows
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.packs.figures import UnitTotals
@@ -50,6 +51,7 @@ MEASURED = pa.schema(
         ("thinned_to", pa.float64()),
         ("content", pa.uint64()),
         ("rendered", pa.uint64()),
+        *((name, pa.binary()) for name in ("text", "media", "pictures", "signature")),
         ("stage", pa.string()),
         ("code", pa.string()),
         ("message", pa.string()),
@@ -58,7 +60,8 @@ MEASURED = pa.schema(
 """One row for each piece of a document, and for each rejected document (``code`` is not null). ``row`` counts in the
 fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask.
 ``thinned_to`` is the largest time between two frames of a video that ``video.max_frames`` thins, in seconds.
-``content`` is a hash of what the row says, ``rendered`` one of the arrays that come of it."""
+``content`` is a hash of what the row says, ``rendered`` one of the arrays that come of it; the columns after them are
+those of :func:`~preshard.packer_service.job.planning.identify.identify`."""
 
 AHEAD_ROWS = 16
 """Most rows that wait while the images of those before them are read."""
@@ -177,11 +180,13 @@ def _measure_row(row: SourceRow, fragment: Fragment, config: PackConfig) -> list
     try:
         with reading_row(_place(fragment, row)):
             pieces = render_row(row, config)
+            identity = identify(row, pieces, config)
     except DocumentError as error:
         return [{**where, **reason_columns("measure", error)}]
     if row.document is None:
         where["content"] = _stored_hash(pieces, row.source)
-    return _lengths(where, pieces)
+    first, *others = _lengths(where, pieces)
+    return [first | identity, *others]
 
 
 def _place(fragment: Fragment, row: SourceRow) -> str:

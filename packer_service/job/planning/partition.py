@@ -24,6 +24,7 @@ from preshard.packer_service.job.plan import (
     segment_name,
     write_segment,
 )
+from preshard.packer_service.job.planning.copies import COPIES_FILE, FOUND
 from preshard.packer_service.job.planning.duplicates import Row, settle
 from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, sorting
 from preshard.packer_service.plan.make import Plan, plan_documents
@@ -37,13 +38,17 @@ from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_rows
 from preshard.schemas.codec import encode_table
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import hash_ids
+from preshard.schemas.errors import DUPLICATES
 from preshard.schemas.tables import REJECTS
 
 PARTITION_ROWS = 1_000_000
 """Documents of a partition, each as often as it is taken: of far fewer, packs are less full and steps less even."""
 
 SIZES = ("tokens", "images", "patches", "load", "area")
-REFERENCE = ("doc_id", "source_number", "file", "line", "offset", "size", "piece", "truncated", "images", "patches")
+REFERENCE = (
+    *("doc_id", "source_number", "file", "line", "offset", "size", "piece", "truncated", "images", "patches"),
+    "duplicate_of",
+)
 """Columns of a document that its rows of the plan have."""
 
 SETTLED = pa.schema(
@@ -76,21 +81,29 @@ SAME_ID = f"""
 DOCUMENTS = f"""
     WITH documents AS (
         SELECT coalesce(new_hash, own_hash, {HASH}) AS id_hash, coalesce(new_id, doc_id) AS doc_id,
-            source_number, file, line, "offset", size, piece, {", ".join(SIZES)}, truncated, loss_weight
+            source_number, file, line, "offset", size, piece, {", ".join(SIZES)}, truncated, loss_weight,
+            original AS duplicate_of
         FROM measured JOIN sources USING (source) LEFT JOIN settled USING (file, line)
-        WHERE code IS NULL AND equal IS NULL
+            LEFT JOIN copies USING (file, line)
+        WHERE code IS NULL AND equal IS NULL AND is_dropped IS NOT TRUE
     )
     SELECT * FROM documents ORDER BY id_hash, doc_id, piece, file, line
 """
 """Documents in canonical order, so that what is made of them does not depend on the order of the source."""
 
+_SAID = """
+    WHEN 'duplicate_text' THEN 'has the text of' WHEN 'near_duplicate' THEN 'has nearly the text of'
+    ELSE 'shows the images of'
+"""
+
 REJECTED = f"""
     SELECT coalesce(new_id, doc_id) AS doc_id, source, label || ':' || line AS location,
-        CASE WHEN equal IS NULL THEN stage ELSE 'plan' END AS stage,
-        CASE WHEN equal IS NULL THEN code ELSE 'duplicate_row' END AS code,
-        CASE WHEN equal IS NULL THEN message ELSE equal END AS message
+        coalesce(stage, 'plan') AS stage,
+        CASE WHEN equal IS NULL THEN coalesce(code, copy_code) ELSE 'duplicate_row' END AS code,
+        coalesce(equal, message, CASE copy_code {_SAID} END || ' the row ''' || original || '''') AS message
     FROM measured LEFT JOIN labels USING (file) LEFT JOIN settled USING (file, line)
-    WHERE {IS_FIRST} AND (code IS NOT NULL OR equal IS NOT NULL) ORDER BY file, line
+        LEFT JOIN copies USING (file, line)
+    WHERE {IS_FIRST} AND (code IS NOT NULL OR equal IS NOT NULL OR is_dropped) ORDER BY file, line
 """
 
 
@@ -118,12 +131,14 @@ class Measured:
         sources: names of all sources, sorted.
         labels: labels of the source's files, by which rejects say where they are; none where nobody asks that.
         has_rejects: whether any row is rejected.
+        has_copies: whether documents were compared with each other.
     """
 
     runs: Sequence[str]
     sources: Sequence[str]
     labels: Sequence[str]
     has_rejects: bool
+    has_copies: bool = False
 
 
 def count_partitions(by_source: Mapping[str, int], config: PackConfig, rows_each: int) -> int:
@@ -153,10 +168,11 @@ def plan_partition(
     """
     folder = Folder(work)
     with sorting() as tables:
-        scan = _Scan(tables, folder / RUNS, measured, part)
+        scan = _Scan(tables, folder, measured, part)
         settled, n_numbered = scan.settle() if unique else (SETTLED.empty_table(), 0)
         tables.register("settled", settled)
-        rejects = scan.rejects() if measured.has_rejects or len(settled) else REJECTS.empty_table()
+        has_copies = scan.read_copies()
+        rejects = scan.rejects() if measured.has_rejects or len(settled) or has_copies else REJECTS.empty_table()
         documents = scan.documents()
     give_back_memory()  # sorting takes columns in Arrow, planning takes arrays
     columns = {name: documents[name].to_numpy() for name in ("id_hash", "source_number", "piece", *SIZES)}
@@ -176,6 +192,7 @@ def plan_partition(
         n_rows=n_rows,
         n_documents=_count_ids(columns["id_hash"], taken),
         n_rejected=len(rejects),
+        n_duplicates=pc.sum(pc.is_in(rejects["code"], pa.array(DUPLICATES))).as_py() or 0,
         n_numbered=n_numbered,
         n_placed=plan.n_documents,
         groups=groups.tolist(),
@@ -200,8 +217,8 @@ def plan_partition(
 class _Scan:
     """The rows of a partition, queried through a connection."""
 
-    def __init__(self, tables: DuckDBPyConnection, runs: Folder, measured: Measured, part: Partition) -> None:
-        self._tables, self._runs, self._measured = tables, runs, measured
+    def __init__(self, tables: DuckDBPyConnection, work: Folder, measured: Measured, part: Partition) -> None:
+        self._tables, self._work, self._runs, self._measured = tables, work, work / RUNS, measured
         self._within = Range(HASH, part.low, part.high)
         names, labels = (pa.array(each, pa.string()) for each in (measured.sources, measured.labels))
         tables.register("sources", pa.table({"source": names, "source_number": np.arange(len(names))}))
@@ -212,6 +229,16 @@ class _Scan:
         schema = pa.schema([LOCATED.field(name) for name in columns])
         rows = read_rows(self._runs, self._measured.runs, self._within, columns)
         self._tables.register("measured", pa.RecordBatchReader.from_batches(schema, rows))
+
+    def read_copies(self) -> bool:
+        """Names the documents that equal others ``copies``, and says whether there are any."""
+        names = [COPIES_FILE] if self._measured.has_copies else []
+        columns = [name for name in FOUND.names if name != HASH]
+        found = pa.Table.from_batches(
+            read_rows(self._work, names, self._within, columns), pa.schema([FOUND.field(name) for name in columns])
+        )
+        self._tables.register("copies", found)
+        return len(found) > 0
 
     def settle(self) -> tuple[pa.Table, int]:
         """What becomes of rows whose id others have as well, and how many of them get a number."""

@@ -31,6 +31,7 @@ from preshard.packer_service.job.plan import (
     segment_name,
     write_segment,
 )
+from preshard.packer_service.job.planning.copies import COPIES_FILE, find_copies
 from preshard.packer_service.job.planning.measured import FOLDER_FILES, MEASURED_FOLDER, KeptFragment
 from preshard.packer_service.job.planning.partition import (
     PARTITION_ROWS,
@@ -157,7 +158,11 @@ class PartitionPlanner:
         parts = [Partition(number, n_parts) for number in range(n_parts)]
         done = self._planned_before(parts)
         measured = Measured(
-            runs=runs, sources=sources, labels=[file.label for file in files], has_rejects=n_rejected > 0
+            runs=runs,
+            sources=sources,
+            labels=[file.label for file in files],
+            has_rejects=n_rejected > 0,
+            has_copies=self._find_copies(runs, files),
         )
         task = partial(plan_partition, measured=measured, config=self.config, work=self.work.location, unique=unique)
         self._run("planned partitions", task, [part for part in parts if part.number not in done], few=len(parts) == 1)
@@ -175,7 +180,16 @@ class PartitionPlanner:
         self.folder.write(PLAN_FILE, encode_json(plan))
         for folder in (RUNS, MEASURED_FOLDER):
             (self.work / folder).delete_all()
+        self.work.delete(COPIES_FILE)
         return self._planned(plan, files)
+
+    def _find_copies(self, runs: Sequence[str], files: Sequence[SourceFile]) -> bool:
+        """Compares documents with each other where the configuration asks for it, unless an earlier run has."""
+        asked = self.config.duplicates.is_asked
+        if asked and not self.work.is_file(COPIES_FILE):
+            find = partial(find_copies, files=files, config=self.config, work=self.work.location)
+            self._run("compared documents", find, [runs], few=len(runs) <= 1)
+        return asked
 
     def _planned_before(self, parts: Sequence[Partition]) -> set[int]:
         folders = self.folder.entries()

@@ -14,6 +14,7 @@ from preshard.packer_service.ingest.packed.settings import dataset_notes, packed
 from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
+from preshard.packer_service.job.planning.identify import check_duplicates
 from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.packer_service.job.planning.measured import KeptFragment, keep_measured
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
@@ -66,6 +67,7 @@ def plan_sources(
         require_answer(what, location)
     listed = found or list_sources(sources, config, media)
     check_where(config, listed.files)
+    check_duplicates(config, listed.files)
     target = packed_target(config, listed.files)  # so that wrong files are reported before any task starts
     for note in (*listed.notes(), *dataset_notes(listed.files)):
         progress.note(note)

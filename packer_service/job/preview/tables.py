@@ -60,8 +60,8 @@ def plan_tables(
         partition_rows: documents that are planned together.
 
     Returns:
-        None where the documents themselves have to be looked at: ``where`` chooses, a source is no dataset, a document
-        would be cut or was cut with a loss, or an id is in two datasets.
+        None where the documents themselves have to be looked at: ``where`` or ``duplicates`` chooses, a source is no
+        dataset, a document would be cut or was cut with a loss, or an id is in two datasets.
 
     Raises:
         ConfigError: a key would ask for a dataset's source again.
@@ -73,7 +73,7 @@ def plan_tables(
         return None
     packed_target(config, files)  # so that keys that need the source are refused
     check_dp_sizes(dp_sizes, config.order.window)
-    if config.where is not None or any(_was_cut(file) for file in files):
+    if config.where is not None or config.duplicates.is_asked or any(_was_cut(file) for file in files):
         return None
     with scratch_folder("preshard-plan-") as temporary:
         work, began = Folder(temporary), time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from preshard.packer_service.job.plan import PlannedShardRef, segment_batches
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.config import PackConfig
+from preshard.schemas.config import MARK, PackConfig
 from preshard.schemas.dataset.document_ids import id_stems
 from preshard.schemas.errors import DocumentError
 
@@ -123,7 +123,8 @@ def read_document(document: ShardDocument, config: PackConfig) -> None:
             if found is None or len(found) != length:
                 now = "no such piece" if found is None else f"{len(found)} tokens"
                 raise _changed(f"{length} tokens then, {now} now")
-        document.rendered = found
+        marked = document.row.get(MARK)
+        document.rendered = found if marked is None else replace(found, kept={**found.kept, MARK: marked})
     except DocumentError as error:
         document.error = error
 

@@ -33,6 +33,7 @@ UNANSWERED = {
     "keep_columns": NO_ROW,
     "split": NO_ROW,
     "where": NO_ROW,
+    "duplicates": NO_ROW,
     "source": NO_ROW,
     "decoder_mib": "a plan decodes nothing",
     "turns": NO_TEXT,
