@@ -11,6 +11,7 @@ from preshard.schemas.codec import (
     LAYOUTS,
     SEQUENCE,
     TAR_BLOCK,
+    check_member,
     decode_head,
     decode_layouts,
     decode_sequence,
@@ -18,7 +19,6 @@ from preshard.schemas.codec import (
 )
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
-from preshard.schemas.files.checksum import check_member
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import SampleHead
 from preshard.schemas.sequence import PackedSequence

@@ -1,4 +1,4 @@
-"""The columns of a dataset's Parquet tables, and where their row groups begin."""
+"""The columns of a dataset's Parquet tables, where their row groups begin, and the rows of rejected documents."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from preshard.schemas.dataset.measures import MEASURES
+from preshard.schemas.errors import REJECT_STAGES, DocumentError
 
 PACKS = pa.schema(
     [
@@ -106,3 +107,44 @@ def row_group_edges(metadata: Any) -> Int64[np.ndarray, "row_groups_plus_1"]:
     sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     edges: Int64[np.ndarray, "row_groups_plus_1"] = np.cumsum([0, *sizes])
     return edges
+
+
+def reason_columns(stage: str, error: DocumentError) -> dict[str, str]:
+    """Why a document was rejected, and at which step.
+
+    Args:
+        stage: one of :data:`preshard.schemas.errors.REJECT_STAGES`.
+        error: what is wrong with the document.
+    """
+    assert stage in REJECT_STAGES, stage
+    return {"stage": stage, "code": error.code, "message": str(error)}
+
+
+def reject_row(*, doc_id: str, source: str, location: str, stage: str, error: DocumentError) -> dict[str, str]:
+    """One rejected document.
+
+    Args:
+        doc_id: its id.
+        source: its subset.
+        location: its file and row, as ``FILE:ROW``.
+        stage: as for :func:`reason_columns`.
+        error: as for the same.
+    """
+    return {"doc_id": doc_id, "source": source, "location": location, **reason_columns(stage, error)}
+
+
+def rejects_table(n_rows: int, **columns: Any) -> pa.Table:
+    """Many rejected documents by their columns.
+
+    Args:
+        n_rows: number of rejected documents.
+        columns: by name, an array of that length, one value for all rows, or None where nothing is known.
+    """
+
+    def column(name: str) -> Any:
+        value = columns[name]
+        if value is None:
+            return pa.nulls(n_rows)
+        return pa.repeat(value, n_rows) if isinstance(value, str) else value
+
+    return pa.table({name: column(name) for name in REJECTS.names}).cast(REJECTS)

@@ -173,7 +173,7 @@ def show(
     """Print one document of SOURCE as it would be packed: what carries loss, images and frames in place."""
     from preshard.packer_service.config import load_config
     from preshard.packer_service.job.preview.show import show_document
-    from preshard.packer_service.report.document.show import print_document
+    from preshard.packer_service.report.document import print_document
 
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
@@ -229,8 +229,8 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
         dataset_limit,
         dataset_reject_reasons,
         dataset_thinned,
+        thinned_warnings,
     )
-    from preshard.packer_service.report.mismatch import thinned_warnings
     from preshard.packer_service.shards.store import Folder
     from preshard.schemas.config import stored_config
 

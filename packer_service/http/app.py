@@ -21,26 +21,20 @@ from preshard.packer_service.http.routers import (
     layout,
     packs,
     page,
-    pictures,
     plan,
     reading,
-    service,
-    shards,
 )
 from preshard.packer_service.http.service import ServiceState
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.schemas.version import VERSION
 
 ROUTERS = (
-    service.router,
     datasets.listed,
     datasets.router,
     balance.router,
     advice.router,
-    shards.router,
     packs.router,
     layout.router,
-    pictures.router,
     reading.router,
     documents.router,
     plan.router,

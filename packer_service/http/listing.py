@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from preshard.packer_service.http.cooling import Cooling
 from preshard.packer_service.http.models.datasets import DatasetEntry, name_below_root
-from preshard.packer_service.http.pool import PROCESS_MEMORY, TEMPLATE, Pool, parse_reply
+from preshard.packer_service.http.pool import PROCESS_MEMORY, TEMPLATE, Cooling, Pool, parse_reply
 from preshard.packer_service.http.problems import busy, damaged, no_dataset, unfinished
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.packer_service.http.worker import MOST_LOOKS, look_at

@@ -11,10 +11,9 @@ from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ProbedMedium
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
-from preshard.schemas.codec import TAR_BLOCK
+from preshard.schemas.codec import TAR_BLOCK, check_member
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError, MemberChanged
-from preshard.schemas.files.checksum import check_member
 from preshard.schemas.manifest import StoredImage
 
 Decode = Callable[..., list[Crop]]

@@ -15,9 +15,18 @@ from preshard.packer_service.layout.schemes import SEARCHED
 from preshard.packer_service.layout.tiles import tiles_by_rank
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.files.validation import nearest_multiples
-from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout, layout_name
+from preshard.schemas.layout import (
+    BLOCK_SCHEMES,
+    DEFINED,
+    SCHEMES,
+    TILE,
+    TokenLayout,
+    define_runs,
+    layout_name,
+    merge_adjacent,
+    zigzag_runs,
+)
 from preshard.schemas.manifest import LayerMasks
-from preshard.schemas.schemes import DEFINED, define_runs, merge_adjacent, zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 
 
@@ -66,7 +75,7 @@ def solve_layouts(
 
     Args:
         mask: the pack's mask or its index.
-        segment_edges: see :func:`preshard.schemas.schemes.segment_edges`; read by zigzag alone.
+        segment_edges: see :func:`preshard.schemas.layout.segment_edges`; read by zigzag alone.
         schemes: names from ``SCHEMES``.
         ring_degrees: each at least 1.
         block_size: tokens of a block of the balanced schemes and of the stored needs.

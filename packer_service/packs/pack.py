@@ -19,10 +19,9 @@ from preshard.schemas.codec import LAYOUTS, SEQUENCE
 from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
-from preshard.schemas.layout import RankImages, TokenLayout, boundaries_from_edges
+from preshard.schemas.layout import RankImages, TokenLayout, boundaries_from_edges, segment_edges
 from preshard.schemas.manifest import LayerMasks, ModelEntry
 from preshard.schemas.model.encoder import encoder_of
-from preshard.schemas.schemes import segment_edges
 from preshard.schemas.sequence import (
     CAUSAL_ONLY,
     IGNORE_INDEX,
@@ -40,7 +39,7 @@ class KnownPack:
     Attributes:
         sequence: its arrays.
         encoded_sequence: these as they were written.
-        segment_edges: see :func:`preshard.schemas.schemes.segment_edges`.
+        segment_edges: see :func:`preshard.schemas.layout.segment_edges`.
         block_size: of its layouts.
         layers: of the model that it was packed for, as for :func:`build_pack`.
         read_layouts: gives its layouts by name, and these as they were written; nothing where they are damaged.

@@ -13,6 +13,7 @@ from preshard.schemas.codec import (
     HEAD,
     LAYOUTS,
     SEQUENCE,
+    crc32c,
     encode_json,
     encode_layouts,
     encode_sequence,
@@ -21,7 +22,6 @@ from preshard.schemas.codec import (
     tar_member,
     tar_parts,
 )
-from preshard.schemas.files.checksum import crc32c
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import UNIT_KINDS, DocumentSpan, SampleHead, StoredImage, Unit
 from preshard.schemas.sequence import PackedSequence

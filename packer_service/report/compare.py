@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from preshard.packer_service.report.dataset import dataset_lengths, open_dataset, report_dataset
-from preshard.packer_service.report.document_sums import LengthCounts
 from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES, Better, Figure, shown
+from preshard.packer_service.report.fill import LengthCounts
 from preshard.packer_service.report.records import (
     Balances,
     Figures,

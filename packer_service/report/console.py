@@ -1,7 +1,8 @@
-"""The figures of ``report`` and ``plan``, and comparisons of them, as tables for a person."""
+"""The figures of ``report`` and ``plan``, and comparisons of them, as tables for a person; and plain text."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -11,7 +12,6 @@ from rich.text import Text
 
 from preshard.packer_service.report.compare import ComparedRow, Comparison, of_section
 from preshard.packer_service.report.figures import FLOOR, IMAGE_FIGURES, LAYOUT_FIGURES, Figure, shown
-from preshard.packer_service.report.plain import plain
 from preshard.packer_service.report.records import (
     Balances,
     DatasetReport,
@@ -276,3 +276,13 @@ def _change(row: ComparedRow) -> str:
     if not row.change:
         return ""
     return f"x {row.change + 1:.3g}" if row.change >= MULTIPLE - 1 else f"{row.change:+.1%}"
+
+
+TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the direction of the text behind them."""
+
+
+def plain(text: str) -> str:
+    """Text in which the characters that a terminal would obey, other than line breaks and tabs, are spelled out."""
+    obeyed = {letter for letter in set(text) if unicodedata.category(letter) == "Cc"} - {"\n", "\t"}
+    return text.translate({ord(letter): ascii(letter)[1:-1] for letter in obeyed | (TURNING & set(text))})

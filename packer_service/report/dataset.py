@@ -1,4 +1,7 @@
-"""``preshard report``: how full and how balanced a dataset is, what was lost and why. Reads tables, never shards."""
+"""``preshard report``: how full and how balanced a dataset is, what was lost and why, and what it warns of.
+
+Reads tables, never shards.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from preshard.packer_service.report.fill import fill_of
+from preshard.packer_service.report.fill import SUMMED, DocumentSums, LengthCounts, fill_of
 from preshard.packer_service.report.losses import losses_of
 from preshard.packer_service.report.measures import all_balances
-from preshard.packer_service.report.mismatch import warnings_of
 from preshard.packer_service.report.records import (
     DatasetReport,
     Figures,
@@ -27,7 +28,8 @@ from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.dataset.manifest_parts import read_manifest_head
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead
+from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead, ModelEntry, TokenizerEntry
+from preshard.schemas.model.encoder import encoder_of
 
 T = TypeVar("T", bound=Figures)
 
@@ -188,3 +190,46 @@ def mixture_of(run: Any, documents: DocumentSums, config: PackConfig, left_out: 
 def _rate(documents: int, seconds: float) -> float:
     """Documents per second of one task; 0 when the time is not known."""
     return round(documents / seconds, 1) if seconds else 0.0
+
+
+PADDED_VOCABULARY = 1.03
+"""A model's vocabulary is padded to a round number: Qwen3-8B's has 151,936 rows for 151,669 tokens, 1.002 times as
+many. One that is larger than this belongs to another tokenizer."""
+
+
+def warnings_of(manifest: ManifestHead, config: PackConfig, thinned: Thinned | None = None) -> list[str]:
+    """What a report of a dataset warns of: dimensions of another model than its tokens are for, and thinned videos."""
+    warnings = thinned_warnings(thinned, config)
+    if found := cost_contradiction(manifest.tokenizer, manifest.model, config):
+        told = "costs are those of another model; set cost.* to the dimensions of the one that will train"
+        warnings.insert(0, f"{found}: {told}")
+    return warnings
+
+
+def thinned_warnings(thinned: Thinned | None, config: PackConfig) -> list[str]:
+    """Says how far apart the frames of long videos are; nothing where every video has the frames that it should."""
+    if thinned is None or not thinned.documents:
+        return []
+    number = thinned.documents
+    return [
+        f"video.max_frames {config.video.max_frames} thins the videos of {number:,} "
+        f"{'document' if number == 1 else 'documents'}, down to one frame in {thinned.seconds:.3g} s where "
+        f"video.fps asks for {config.video.fps:g} a second; raise video.max_frames, or cut long videos into clips with "
+        "start and end"
+    ]
+
+
+def cost_contradiction(tokenizer: TokenizerEntry, model: ModelEntry | None, config: PackConfig) -> str | None:
+    """The first dimension that another model has."""
+    cost = config.cost
+    encoder = encoder_of(model.settings) if model else None
+    if encoder and encoder.row_outputs % cost.hidden_size:
+        return (
+            f"cost.hidden_size is {cost.hidden_size}, and the image features of {model.model_type if model else ''} "
+            f"have {encoder.row_outputs} numbers"
+        )
+    of_images = model is None and tokenizer.image_id == tokenizer.vocab_size - 1
+    tokens = tokenizer.vocab_size - of_images
+    if not tokens <= cost.vocab_size <= PADDED_VOCABULARY * tokens:
+        return f"cost.vocab_size is {cost.vocab_size:,}, and the tokenizer {tokenizer.name} has {tokens:,} tokens"
+    return None

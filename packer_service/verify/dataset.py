@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder, require_answer
-from preshard.packer_service.verify.annotations import check_annotations
-from preshard.packer_service.verify.folder import check_carried, check_files, check_manifest, check_shard_list
+from preshard.packer_service.verify.folder import (
+    check_annotations,
+    check_carried,
+    check_files,
+    check_manifest,
+    check_shard_list,
+)
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS
-from preshard.packer_service.verify.measures_reader import MEASURES_FILE, MeasuresReader
-from preshard.packer_service.verify.scan import DocumentRows, RowReader
+from preshard.packer_service.verify.scan import MEASURES_FILE, DocumentRows, MeasuresReader, RowReader
 from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from preshard.packer_service.verify.tables import TableCheck, TablesFound
 from preshard.packer_service.verify.verdict import Fault, Faults, Verdict

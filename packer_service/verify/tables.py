@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_total
 from preshard.packer_service.verify.id_partitions import PARTITION_ROWS, IdPartitions, partitioned
-from preshard.packer_service.verify.measures_reader import MEASURES_FILE
-from preshard.packer_service.verify.scan import DocumentOrder, PackSpan, TableScan, check_bytes
+from preshard.packer_service.verify.scan import MEASURES_FILE, DocumentOrder, PackSpan, TableScan, check_bytes
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.identity import dataset_id

@@ -45,7 +45,7 @@ from preshard.packer_service.layout.solve import solve_layouts
 from preshard.packer_service.plan.cost import CostModel
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.schemas.config import PackConfig
-from preshard.schemas.schemes import segment_edges
+from preshard.schemas.layout import segment_edges
 from preshard.schemas.sequence import MaskArrays
 
 LENGTH, CP, ALIGNMENT = 131_072, 8, 16

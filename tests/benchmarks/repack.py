@@ -49,9 +49,13 @@ from preshard.packer_service.layout.mask import MaskIndex  # noqa: E402
 from preshard.packer_service.packs.pack import configured_layouts  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
-from preshard.schemas.codec import decode_manifest, encode_layouts, encode_sequence  # noqa: E402
+from preshard.schemas.codec import (  # noqa: E402
+    crc32c,
+    decode_manifest,
+    encode_layouts,
+    encode_sequence,
+)
 from preshard.schemas.config import stored_config  # noqa: E402
-from preshard.schemas.files.checksum import crc32c  # noqa: E402
 from preshard.schemas.header import decode_header  # noqa: E402
 from preshard.schemas.manifest import MANIFEST, SHARDS  # noqa: E402
 

@@ -26,8 +26,7 @@ from preshard.packer_service.layout.unit_order import balanced_order
 from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas.boundaries import image_edges
 from preshard.schemas.config import PackConfig
-from preshard.schemas.layout import SCHEMES, TokenLayout, slice_positions
-from preshard.schemas.schemes import segment_edges
+from preshard.schemas.layout import SCHEMES, TokenLayout, segment_edges, slice_positions
 from preshard.schemas.sequence import MaskArrays
 
 SEQ_LEN, ALIGNMENT = 36_864, 32

@@ -34,17 +34,15 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.verify import Verdict
 from preshard.schemas.boundaries import UnitParts, unit_parts
-from preshard.schemas.codec import encode_index, seal_manifest, tar_member
+from preshard.schemas.codec import crc32c, encode_index, seal_manifest, tar_member
 from preshard.schemas.codec import encode_json as encode_record
 from preshard.schemas.config import parse_config
 from preshard.schemas.dataset.identity import dataset_id
 from preshard.schemas.dataset.measures import MeasureOrder
-from preshard.schemas.files.checksum import crc32c
 from preshard.schemas.files.npz import decode_arrays, encode_arrays
 from preshard.schemas.header import read_member
-from preshard.schemas.layout import TokenLayout
+from preshard.schemas.layout import TokenLayout, segment_edges, zigzag_runs
 from preshard.schemas.manifest import LayerMasks, Manifest
-from preshard.schemas.schemes import segment_edges, zigzag_runs
 from preshard.schemas.sequence import PackedSequence
 from preshard.schemas.tables import TABLES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preshard.packer_service.http.cooling import FIRST_SECONDS, FORGET_SECONDS, MOST_SECONDS, Cooling
+from preshard.packer_service.http.pool import FIRST_SECONDS, FORGET_SECONDS, MOST_SECONDS, Cooling
 from preshard.packer_service.http.problems import ProblemError
 
 

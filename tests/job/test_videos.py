@@ -16,8 +16,7 @@ import pytest
 from preshard.packer_service.ingest.media import isolated
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.writing import videos
-from preshard.packer_service.report.dataset import dataset_thinned, report_dataset
-from preshard.packer_service.report.mismatch import thinned_warnings
+from preshard.packer_service.report.dataset import dataset_thinned, report_dataset, thinned_warnings
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig, VideoConfig

@@ -13,9 +13,8 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.layout.needs import key_blocks_needed, keys_fetched
 from preshard.packer_service.layout.tiles import tiles_by_rank, whole_tiles
-from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.layout import TokenLayout, define_runs, slice_positions
 from preshard.schemas.needs import needed_blocks
-from preshard.schemas.schemes import define_runs
 from preshard.schemas.sequence import MaskArrays, dense_mask, drop_groups
 from tests.layout.test_blocks import unfolded
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from preshard.packer_service.report.compare import ComparedFigure, ComparedSide, compare
 from preshard.packer_service.report.console import print_comparison
-from preshard.packer_service.report.mismatch import cost_contradiction
+from preshard.packer_service.report.dataset import cost_contradiction
 from preshard.schemas.config import PackConfig
 from preshard.schemas.manifest import ModelEntry, TokenizerEntry
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from preshard.packer_service.report.console import reason_lines, unread_lines
 from preshard.packer_service.report.losses import LISTED, reject_reasons
-from preshard.schemas.dataset.rejects import rejects_table
+from preshard.schemas.tables import rejects_table
 
 
 def rejects(*reasons: tuple[str, str | None]) -> pa.Table:

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from preshard.packer_service.report.document.show import print_document
-from preshard.packer_service.report.document.shown import (
+from preshard.packer_service.report.console import plain
+from preshard.packer_service.report.document import (
     ShownDocument,
     ShownMedium,
     ShownPiece,
     ShownUnit,
     document_spans,
+    print_document,
     run_edges,
 )
-from preshard.packer_service.report.plain import plain
 
 TOKENS = ["<s>", "how", "<i>", ".", ".", "</i>", "so", "?", "yes", "!", "</s>"]
 LOSS = [9, 10]

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preshard.schemas.errors import LayoutError
-from preshard.schemas.layout import slice_positions
-from preshard.schemas.schemes import contiguous_runs, merge_adjacent, segment_edges, zigzag_runs
+from preshard.schemas.layout import contiguous_runs, merge_adjacent, segment_edges, slice_positions, zigzag_runs
 
 
 def test_written_out():

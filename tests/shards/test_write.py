@@ -17,8 +17,7 @@ from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.sample import EncodedSample, encode_sample
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.shards.write import WRITTEN_BYTES, write_shard
-from preshard.schemas.codec import decode_head, decode_index, decode_layouts, decode_sequence
-from preshard.schemas.files.checksum import crc32c
+from preshard.schemas.codec import crc32c, decode_head, decode_index, decode_layouts, decode_sequence
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import SampleHead
 from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence

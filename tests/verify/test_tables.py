@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.verify.measures_reader import MeasuresReader
+from preshard.packer_service.verify.scan import MeasuresReader
 from preshard.packer_service.verify.tables import check_documents, count_documents
 from preshard.packer_service.verify.verdict import Faults
 from preshard.schemas.config import PackConfig, parse_config

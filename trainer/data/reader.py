@@ -14,10 +14,9 @@ from PIL import Image
 from pyarrow.fs import FileSystem
 from torch import Tensor
 
-from preshard.schemas.codec import TAR_BLOCK, image_member
+from preshard.schemas.codec import TAR_BLOCK, check_member, image_member
 from preshard.schemas.config import stored_config
 from preshard.schemas.errors import ImagesInvalid, MembersInvalid
-from preshard.schemas.files.checksum import check_member
 from preshard.schemas.header import read_member
 from preshard.schemas.layout import rank_positions
 from preshard.schemas.manifest import SampleHead, StoredImage

@@ -26,11 +26,12 @@ from preshard.schemas.layout import (
     TokenLayout,
     boundaries_from_edges,
     check_partition,
+    define_runs,
     layout_name,
+    segment_edges,
 )
 from preshard.schemas.manifest import SampleHead, Unit
 from preshard.schemas.needs import needed_blocks
-from preshard.schemas.schemes import define_runs, segment_edges
 from preshard.schemas.sequence import NOT_POOLED, PackedSequence
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.pack_index import PackPlace

@@ -16,8 +16,7 @@ from preshard.packer_service.http.models.common import Histogram
 from preshard.packer_service.http.models.datasets import Histograms, Overview, SourceTotals
 from preshard.packer_service.report.compare import ComparedSide, compared_side
 from preshard.packer_service.report.dataset import mixture_of
-from preshard.packer_service.report.document_sums import SUMMED, DocumentSums, LengthCounts
-from preshard.packer_service.report.fill import fill_of
+from preshard.packer_service.report.fill import SUMMED, DocumentSums, LengthCounts, fill_of
 from preshard.packer_service.report.losses import count_by, losses_of
 from preshard.packer_service.report.records import Fill, PlanFill
 

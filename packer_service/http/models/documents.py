@@ -6,7 +6,7 @@ from pydantic import Field
 
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.models.common import Answer, PageOf
-from preshard.packer_service.report.document.shown import ShownSpan
+from preshard.packer_service.report.document import ShownSpan
 from preshard.schemas.manifest import UnitKind
 
 

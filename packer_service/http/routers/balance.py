@@ -1,32 +1,54 @@
-"""How evenly ranks are loaded: layouts side by side, over a dataset or a shard."""
+"""How evenly ranks are loaded: layouts side by side, over a dataset or a shard, and shards, the worst first."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Query
+from jaxtyping import Float64, Int64
 
-from preshard.packer_service.http.answers.choice import check, choose, packs_of_shard
-from preshard.packer_service.http.answers.measures import image_balance, layout_balance, preferred, worst_packs
+from preshard.packer_service.http.answers.choice import check, choose, packs_of_shard, ranked
+from preshard.packer_service.http.answers.measures import (
+    image_balance,
+    layout_balance,
+    preferred,
+    shard_means,
+    shard_spreads,
+    worst_of_shards,
+    worst_packs,
+)
 from preshard.packer_service.http.answers.worst import explain_packs
 from preshard.packer_service.http.dataset.reader import Dataset
-from preshard.packer_service.http.models.balance import Balance, Measure, ShardBalance
-from preshard.packer_service.http.parameters import Cp, Layout, Ring, ServedDataset, ShardName
+from preshard.packer_service.http.models.balance import (
+    Balance,
+    Chosen,
+    Measure,
+    ShardBalance,
+    ShardPage,
+    ShardRow,
+    WorstPack,
+)
+from preshard.packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset, ShardName
+from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
+from preshard.packer_service.report.figures import MEASURED
+from preshard.packer_service.report.records import Spread
+from preshard.schemas.manifest import ShardEntry
 
-router = APIRouter(prefix="/v1/datasets/{name}", tags=["balance"], route_class=DatasetRoute)
+router = APIRouter(prefix="/v1/datasets/{name}", route_class=DatasetRoute)
 
 WORST = 5
 """Packs of a shard that are explained: each is read from the shard, which takes some milliseconds."""
 
 
-@router.get("/balance", summary="Layouts at all degrees side by side")
+@router.get("/balance", tags=["balance"], summary="Layouts at all degrees side by side")
 def balance(dataset: ServedDataset, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
     """For the layouts, ring degrees and CP sizes asked for, or else for all."""
     return Balance(**_balance(dataset, layout, ring, cp, None), shard=None)
 
 
-@router.get("/shards/{shard}/balance", summary="The same for one shard, and its worst packs")
+@router.get("/shards/{shard}/balance", tags=["balance"], summary="The same for one shard, and its worst packs")
 def shard_balance(
     dataset: ServedDataset,
     shard: ShardName,
@@ -62,3 +84,70 @@ def _balance(
         "preferred": {degree: preferred(dataset, layouts, degree, packs) for degree in degrees},
         "images": [image_balance(dataset, size, packs) for size in ([cp] if cp else sorted(config.cp_sizes))],
     }
+
+
+COLUMNS = ("n_tokens", "n_documents", "n_images", "cost")
+SORTS = ("first_pack", "bytes", "fill", "cost", *MEASURED)
+
+
+@router.get("/shards", tags=["shards"], summary="Shards, the worst balanced first")
+def shards(
+    dataset: ServedDataset,
+    part: Paged,
+    sort: Annotated[
+        str,
+        Query(
+            description=f"One of {', '.join(SORTS)}; `-` in front: the largest first. A measure is a shard's mean.",
+            max_length=64,
+        ),
+    ] = "-attention",
+    layout: Layout = None,
+    ring: Ring = None,
+    cp: Cp = None,
+) -> ShardPage:
+    """Each with its worst pack and the document that dominates it; `?cp=8` asks about 8 ranks."""
+    chosen = choose(dataset.config, layout, ring, cp)
+    name = sort.removeprefix("-")
+    if name not in SORTS:
+        raise not_legal(f"query.sort: {sort!r:.80} is unknown; legal are {', '.join(SORTS)}, and with - in front")
+    by = MEASURED[name if name in MEASURED else "attention"]
+    order = ranked(_keys(dataset, name, chosen), part.wanted, descending=sort.startswith("-")).tolist()
+    spreads = shard_spreads(dataset, chosen, order)
+    worst = worst_of_shards(dataset, by.key, chosen, order)
+    explained = dict(zip(worst, explain_packs(dataset, [*worst.values()], by.key, chosen, read=False), strict=True))
+    items = [_entry(dataset, dataset.shards[number], spreads[number], explained.get(number)) for number in order]
+    return ShardPage(items=items, chosen=chosen, sort=sort, **part.fields(len(dataset.shards)))
+
+
+def _keys(dataset: Dataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "shards"]:
+    """The value by which each shard is sorted; nan, which comes last, where it has none."""
+    edges = dataset.shards.first_packs
+    if name in ("first_pack", "bytes"):
+        return (edges if name == "first_pack" else dataset.shards.bytes).astype(np.float64)
+    if name in MEASURED:
+        return shard_means(dataset, name, chosen)
+    column = "n_tokens" if name == "fill" else name
+    return _means(dataset.numbers("packs.parquet", column).astype(np.float64), edges)
+
+
+def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shards"]) -> Float64[np.ndarray, "shards"]:
+    """Means of the packs of each shard, where shards begin at the edges."""
+    if not len(edges):
+        return np.zeros(0)
+    counts = np.diff(edges, append=len(values))
+    means: Float64[np.ndarray, "shards"] = np.add.reduceat(values, edges) / counts
+    return means
+
+
+def _entry(dataset: Dataset, shard: ShardEntry, spread: dict[str, Spread], worst: WorstPack | None) -> ShardRow:
+    own = range(shard.first_pack, shard.first_pack + shard.packs)
+    tokens, documents, images, cost = (dataset.numbers("packs.parquet", name)[own.start : own.stop] for name in COLUMNS)
+    return ShardRow(
+        **shard.model_dump(include={"name", "first_pack", "packs", "bytes", "sha256"}),
+        fill=float(tokens.sum()) / (shard.packs * dataset.config.seq_len),
+        documents=int(documents.sum()),
+        images=int(images.sum()),
+        cost=float(cost.mean()),
+        **{figure.of_shard or key: spread[key] for key, figure in MEASURED.items()},
+        worst=worst,
+    )

@@ -9,7 +9,7 @@ from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetP
 from preshard.packer_service.http.parameters import Paged, ServedDataset
 from preshard.packer_service.http.service import DatasetRoute, service_of
 from preshard.packer_service.report.compare import ComparedSide
-from preshard.packer_service.report.mismatch import warnings_of
+from preshard.packer_service.report.dataset import warnings_of
 
 listed = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)

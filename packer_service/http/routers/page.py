@@ -1,4 +1,4 @@
-"""The inspection page and its files, and the OpenAPI document with a page that shows it."""
+"""Whether the service is up, its metrics and the words for its figures; the page, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import FileResponse, HTMLResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.staticfiles import StaticFiles
 
 from preshard.packer_service import http
 from preshard.packer_service.http.middleware.guards import PLAN_PATH
 from preshard.packer_service.http.models.common import Problem
+from preshard.packer_service.http.models.datasets import Health
 from preshard.packer_service.http.problems import MEDIA_TYPE
+from preshard.packer_service.report.figures import FIGURES, Figure
+from preshard.schemas.version import VERSION
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(tags=["service"])
 
 STATIC = Path(str(files(http) / "static"))
 
@@ -36,12 +40,12 @@ class _Assets(StaticFiles):
 assets = _Assets(directory=STATIC)
 
 
-@router.get("/")
+@router.get("/", include_in_schema=False)
 def page() -> FileResponse:
     return FileResponse(STATIC / "index.html", headers=_REVALIDATE)
 
 
-@router.get("/static/plotly.min.js")
+@router.get("/static/plotly.min.js", include_in_schema=False)
 def plotly() -> FileResponse:
     path = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
     return FileResponse(path, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
@@ -107,7 +111,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
 _PROBLEM = "#/components/schemas/Problem"
 
 
-@router.get("/docs")
+@router.get("/docs", include_in_schema=False)
 def docs(request: Request) -> HTMLResponse:
     """Every path with its parameters, loading nothing from elsewhere; /openapi.json is the document for programs."""
     document = describe(request.app)
@@ -137,3 +141,26 @@ _PAGE = """<!doctype html>
 {operations}
 </main></body></html>
 """
+
+
+@router.get("/healthz", summary="Whether the service is up")
+def healthz() -> Health:
+    """Answers without reading anything, and needs no token."""
+    return Health(version=VERSION)
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses={200: {"description": "Prometheus's text format.", "content": {"text/plain": {}}}},
+)
+def metrics(request: Request) -> Response:
+    """Requests and their times by route, the cache, and datasets by state."""
+    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/v1/figures", summary="Every figure of balance: its name in answers, and what it means")
+def figures() -> tuple[Figure, ...]:
+    """The same for all datasets, in the order in which answers have them."""
+    return FIGURES

@@ -15,14 +15,12 @@ from preshard.packer_service.packs.pack import KnownPack
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.packs.units import Units
 from preshard.packer_service.plan.cost import CostModel
-from preshard.schemas.codec import HEAD, LAYOUTS, decode_layouts, sample_key
+from preshard.schemas.codec import HEAD, LAYOUTS, check_member, decode_layouts, sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import FormatError, SampleHeadInvalid
-from preshard.schemas.files.checksum import check_member
 from preshard.schemas.header import read_member, stored_checksum
-from preshard.schemas.layout import TokenLayout
+from preshard.schemas.layout import TokenLayout, segment_edges
 from preshard.schemas.manifest import UNIT_KINDS, ManifestHead, SampleHead, Unit
-from preshard.schemas.schemes import segment_edges
 from preshard.schemas.sequence import CAUSAL_ONLY, NOT_POOLED, PackedSequence
 from preshard.schemas.version import VERSION
 

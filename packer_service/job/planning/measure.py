@@ -29,9 +29,9 @@ from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.packs.figures import UnitTotals
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.rejects import reason_columns
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import IGNORE_INDEX, MaskArrays
+from preshard.schemas.tables import reason_columns
 
 MEASURED = pa.schema(
     [

@@ -20,7 +20,7 @@ from preshard.packer_service.job.planning.runs import sorting
 from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.job.preview.lengths import READ_ROWS, SizeRuns, sized_report
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.planned.stored_lengths import PLACE, STORED_SIZES, stored_lengths
+from preshard.packer_service.report.planned.plan_keys import PLACE, STORED_SIZES, stored_lengths
 from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.tables import table_parts
 from preshard.packer_service.runtime.progress import Progress

@@ -28,10 +28,9 @@ from preshard.packer_service.packs.sample import EncodedSample, encode_sample, m
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.shards.write import WrittenShard, write_shard
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.rejects import reject_row
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import DocumentSpan
-from preshard.schemas.tables import PACKS, REJECTS, documents_schema
+from preshard.schemas.tables import PACKS, REJECTS, documents_schema, reject_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The schemes that are searched for, by name. Those that have a definition are in :mod:`preshard.schemas.schemes`."""
+"""The schemes that are searched for, by name. Those that have a definition are in :mod:`preshard.schemas.layout`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from preshard.packer_service.report.advice.figures import Advice, SplitAdvice
-from preshard.packer_service.report.plain import plain
+from preshard.packer_service.report.console import plain
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:

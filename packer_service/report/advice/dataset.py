@@ -11,8 +11,7 @@ from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLo
 from preshard.packer_service.report.advice.figures import Advice
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
-from preshard.packer_service.report.dataset import dataset_limit, open_dataset
-from preshard.packer_service.report.mismatch import warnings_of
+from preshard.packer_service.report.dataset import dataset_limit, open_dataset, warnings_of
 from preshard.packer_service.report.records import FillLimit
 from preshard.packer_service.report.tables import open_measures, read_packs
 from preshard.packer_service.shards.store import Folder

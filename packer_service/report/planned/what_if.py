@@ -26,9 +26,9 @@ from preshard.packer_service.report.records import FillLimit, Losses, Mixture, P
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.document_ids import canonical_order, hash_ids
 from preshard.schemas.dataset.measures import MEASURES
-from preshard.schemas.dataset.rejects import rejects_table
 from preshard.schemas.errors import PreshardError
 from preshard.schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
+from preshard.schemas.tables import rejects_table
 
 SAMPLED_PACKS = 8
 """Packs whose layouts are solved for the balance figures, spread evenly over the plan."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from preshard.packer_service.verify.independent.positions import derive_positions
+from preshard.packer_service.verify.independent.formulas import derive_positions
 from preshard.packer_service.verify.sample.units import rows_in_tokens, unit_of_row
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from preshard.packer_service.verify.independent.cost import unit_work
+from preshard.packer_service.verify.independent.formulas import unit_work
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import UnitsInvalid

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from PIL import Image
 
-from preshard.packer_service.verify.independent.layouts import least_largest_load
+from preshard.packer_service.verify.independent.formulas import least_largest_load
 from preshard.packer_service.verify.tar import Member
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig

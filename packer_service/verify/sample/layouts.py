@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from preshard.packer_service.verify.independent.layouts import contiguous, zigzag
+from preshard.packer_service.verify.independent.formulas import contiguous, zigzag
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (

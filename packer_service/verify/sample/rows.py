@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from preshard.packer_service.verify.independent.attention import LayoutLoads
-from preshard.packer_service.verify.independent.cost import pack_cost
-from preshard.packer_service.verify.independent.layouts import least_largest_load
+from preshard.packer_service.verify.independent.formulas import least_largest_load, pack_cost
 from preshard.packer_service.verify.sample.images import list_parts, rank_loads
 from preshard.packer_service.verify.tar import RawSample
 from preshard.packer_service.verify.verdict import Finding
-from preshard.schemas.codec import HEADER_MEMBERS, sample_key
+from preshard.schemas.codec import HEADER_MEMBERS, crc32c, sample_key
 from preshard.schemas.columns import KEPT_TYPES
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import IMAGE_LOADS, LAYOUT_LOADS, MEASURES
@@ -25,7 +24,6 @@ from preshard.schemas.errors import (
     PackRowInvalid,
     SampleHeadInvalid,
 )
-from preshard.schemas.files.checksum import crc32c
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import LayerMasks, ModelEntry, SampleHead
 from preshard.schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence

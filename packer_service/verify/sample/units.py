@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int64
 
-from preshard.packer_service.verify.independent.cost import crop_work
+from preshard.packer_service.verify.independent.formulas import crop_work
 from preshard.packer_service.verify.sample.encoded import check_encoded
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig

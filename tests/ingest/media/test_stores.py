@@ -16,8 +16,8 @@ from preshard.packer_service.ingest.media.stores import MOST_FAILURES, StoreDown
 from preshard.packer_service.job.planning.measure import MEASURED, Measured
 from preshard.packer_service.job.planning.measured import find_measured, keep_measured, read_measured
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.dataset.rejects import reason_columns
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.tables import reason_columns
 
 BASE = MediaReach(folder="/data", roots=("/data", "s3://up", "s3://down"))
 

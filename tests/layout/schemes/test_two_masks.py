@@ -16,8 +16,8 @@ from preshard.packer_service.layout.needs import key_blocks_needed
 from preshard.packer_service.layout.schemes import SEARCHED
 from preshard.packer_service.layout.solve import runs_from_owners, solve_layouts
 from preshard.packer_service.layout.tiles import tiles_by_rank
+from preshard.schemas.layout import segment_edges
 from preshard.schemas.manifest import LayerMasks
-from preshard.schemas.schemes import segment_edges
 from preshard.schemas.sequence import MaskArrays
 
 TILE = 8

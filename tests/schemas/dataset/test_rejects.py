@@ -5,9 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from preshard.schemas.dataset.rejects import reason_columns, reject_row, rejects_table
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.tables import REJECTS
+from preshard.schemas.tables import REJECTS, reason_columns, reject_row, rejects_table
 
 ERROR = DocumentError("too_long", "has 9 tokens")
 

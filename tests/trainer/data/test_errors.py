@@ -17,8 +17,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from preshard.schemas import errors
-from preshard.schemas.codec import decode_manifest, encode_json, encode_table, seal_manifest
-from preshard.schemas.files.checksum import crc32c
+from preshard.schemas.codec import crc32c, decode_manifest, encode_json, encode_table, seal_manifest
 from preshard.schemas.header import read_member
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import UNSEALED

@@ -17,9 +17,8 @@ from torch import Tensor
 from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.layout import TokenLayout, rank_positions
+from preshard.schemas.layout import TokenLayout, rank_positions, zigzag_runs
 from preshard.schemas.model.families import LANGUAGES
-from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import MaskTensors, bind, heads
 from preshard.trainer.attention.states import list_sequences

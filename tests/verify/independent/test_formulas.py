@@ -10,11 +10,16 @@ import pytest
 from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles
 from preshard.packer_service.plan.cost import pack_cost as planned_cost
 from preshard.packer_service.verify.dataset import MOST_PACKS, choose_packs
-from preshard.packer_service.verify.independent.cost import crop_work, pack_cost
-from preshard.packer_service.verify.independent.layouts import contiguous, least_largest_load, zigzag
+from preshard.packer_service.verify.independent.formulas import (
+    contiguous,
+    crop_work,
+    least_largest_load,
+    pack_cost,
+    zigzag,
+)
 from preshard.schemas.boundaries import smallest_limit
 from preshard.schemas.config import parse_config
-from preshard.schemas.schemes import contiguous_runs, segment_edges, zigzag_runs
+from preshard.schemas.layout import contiguous_runs, segment_edges, zigzag_runs
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,7 +9,7 @@ from made_units import made_units
 from preshard.packer_service.packs.pack import build_sequence
 from preshard.packer_service.packs.rendered import RenderedDocument, cut, document_positions
 from preshard.packer_service.packs.units import Units
-from preshard.packer_service.verify.independent.positions import derive_positions
+from preshard.packer_service.verify.independent.formulas import derive_positions
 from preshard.schemas.manifest import UNIT_KINDS, Unit
 
 MERGE = 2

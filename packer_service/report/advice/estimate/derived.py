@@ -1,6 +1,6 @@
 """Loads of layouts that were not packed and that a reader derives, measured on the masks of some packs.
 
-Layouts with a definition exist at any degree that divides the pack (:mod:`preshard.schemas.schemes`). Balanced ones
+Layouts with a definition exist at any degree that divides the pack (:mod:`preshard.schemas.layout`). Balanced ones
 come from a search, which only packing makes.
 """
 
@@ -20,9 +20,8 @@ from preshard.packer_service.layout.tiles import tiles_by_rank
 from preshard.packer_service.report.advice.estimate.loads import PackLoads, SlowestRank
 from preshard.packer_service.report.advice.estimate.split import divisors
 from preshard.schemas.config import PackConfig
-from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, define_runs, segment_edges
 from preshard.schemas.manifest import DocumentSpan
-from preshard.schemas.schemes import define_runs, segment_edges
 
 MOST_RING = 64
 """Largest ring degree that is derived."""
