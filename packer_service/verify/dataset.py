@@ -20,7 +20,6 @@ from preshard.packer_service.verify.folder import (
     check_manifest,
     check_shard_list,
 )
-from preshard.packer_service.verify.id_partitions import PARTITION_ROWS
 from preshard.packer_service.verify.scan import MEASURES_FILE, DocumentRows, MeasuresReader, RowReader
 from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from preshard.packer_service.verify.tables import TableCheck, TablesFound
@@ -43,7 +42,6 @@ def verify_dataset(
     thorough: bool = False,
     processes: int | None = None,
     progress: Progress,
-    partition_rows: int = PARTITION_ROWS,
 ) -> Verdict:
     """Checks every rule of ``docs/format.md`` and names each that is broken, with the file, the sample and the value.
 
@@ -57,7 +55,6 @@ def verify_dataset(
         thorough: derives the figures of every pack independently of the writer's functions, not of a sample.
         processes: processes that read shards at once, the machine's CPUs by default; with 1 this one reads them.
         progress: told how many shards are done.
-        partition_rows: documents whose ids are compared at a time; of more, all wait in a temporary folder.
 
     Raises:
         ConfigError: there is no such folder.
@@ -74,7 +71,7 @@ def verify_dataset(
         faults.add(Fault.of(type(error), MANIFEST, error.detail))
     else:
         dataset = _Dataset(folder=folder, manifest=manifest, config=config, faults=faults, checked=checked)
-        dataset.check_tables(progress, partition_rows)
+        dataset.check_tables(progress)
         chosen = choose_packs(manifest.counts.packs, thorough=thorough)
         dataset.check_shards(chosen, processes or os.cpu_count() or 1, progress)
     return Verdict(
@@ -110,7 +107,7 @@ class _Dataset:
     def _entries(self) -> dict[str, TableEntry]:
         return {entry.name: entry for entry in self.manifest.tables}
 
-    def check_tables(self, progress: Progress, partition_rows: int) -> None:
+    def check_tables(self, progress: Progress) -> None:
         """The manifest, the files that are there, and all tables but the measures, which are read with the shards."""
         manifest, config, faults = self.manifest, self.config, self.faults
         faults.extend(check_manifest(manifest), MANIFEST)
@@ -120,7 +117,7 @@ class _Dataset:
         for file, finding in check_carried(manifest, self._read_small):
             faults.extend([finding], file)
         progress.note(f"reading the tables of {manifest.counts.packs} packs")
-        self.found = TableCheck(self.folder, manifest, config, faults, partition_rows).run()
+        self.found = TableCheck(self.folder, manifest, config, faults).run()
         if "documents.parquet" in self.found.rows and self.folder.is_file(ANNOTATIONS):
             found = check_annotations(self.folder, manifest, self.found.rows["documents.parquet"])
             faults.extend(found, ANNOTATIONS)

@@ -127,7 +127,7 @@ def write_dataset(folder: Path, packs: int, each: int) -> None:
         "measures.parquet": lambda: (made_measures(np.array(span), CONFIG) for span in spans),
     }
     order, target = MeasureOrder.of(CONFIG, packs), packed_target(CONFIG, [])
-    tables = [write_table(Folder(str(folder)), name, rows[name](), order) for name in TABLES]
+    tables = [write_table(Folder(str(folder)), name, rows[name](), order, schema) for name, schema in TABLES.items()]
     sums = dict.fromkeys(("n_tokens", "n_padding", "n_images"), 0)
     for table in rows["packs.parquet"]():
         sums = {name: total + pc.sum(table[name]).as_py() for name, total in sums.items()}

@@ -259,7 +259,7 @@ def test_a_job_of_several_partitions_is_sound_and_resumes(tmp_path: Path, progre
     whole, out = tmp_path / "whole", tmp_path / "out"
     counts = pack([str(source)], str(whole), config, PlainExecutor(), progress, partition_rows=50).manifest.counts
     assert (counts.documents, counts.rejected, counts.numbered, counts.pieces) == (66, 3, 4, 132)
-    verdict = verify_dataset(str(whole), processes=1, progress=progress, partition_rows=50)
+    verdict = verify_dataset(str(whole), processes=1, progress=progress)
     assert verdict.sound, verdict.as_lines()
     for after in (1, 2, 2, 2, 3):
         with pytest.raises(stopping.Stopped):

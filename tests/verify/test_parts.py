@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.verify.id_partitions import IdPartitions
 from preshard.packer_service.verify.scan import DocumentOrder, DocumentRows, PackSpan, RowReader
 
 N_PACKS = 6
@@ -41,24 +40,6 @@ def test_the_first_row_behind_a_larger_one_is_named(
     expected += [f"row {outside[0]} has pack_id {places[outside[0]][0]} of"] if outside else []
     found = [detail for _, detail in order.findings()]
     assert [detail[: len(start)] for detail, start in zip(found, expected, strict=True)] == expected
-
-
-def test_ids_meet_in_their_partition() -> None:
-    """Fails when rows of one id lie in two partitions, change their order, or are lost."""
-    ids = [f"d{number % 40}" for number in range(300)]
-    table = pa.table({"doc_id": ids, "piece": np.arange(300), "more": np.arange(300)})
-    schema = pa.schema([("doc_id", pa.string()), ("piece", pa.int64())])
-    with IdPartitions(schema, 7) as parted, IdPartitions(schema, 1) as whole:
-        for first in range(0, 300, 90):
-            parted.add(table.slice(first, 90))
-            whole.add(table.slice(first, 90))
-        found = list(parted.tables())
-        assert [each.to_pydict() for each in whole.tables()] == [table.select(["doc_id", "piece"]).to_pydict()]
-    assert len(found) == 7
-    assert sum(len(set(each["doc_id"].to_pylist())) for each in found) == 40
-    assert sorted(row for each in found for row in each["piece"].to_pylist()) == list(range(300))
-    assert all(each["piece"].to_pylist() == sorted(each["piece"].to_pylist()) for each in found)
-    assert len([each for each in found if len(each)]) > 3
 
 
 def test_rows_are_found_by_pack_wherever_they_lie(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.connect import connect
 from preshard.packer_service.verify.scan import MeasuresReader
-from preshard.packer_service.verify.tables import check_documents, count_documents
+from preshard.packer_service.verify.tables import check_documents, count_documents, fetch
 from preshard.packer_service.verify.verdict import Faults
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.measures import MEASURES, MeasureGroup, MeasureOrder
@@ -67,9 +69,10 @@ def test_documents_are_packed_once_or_rejected_once(
     packed: list[Any], rejected: list[Any], config: PackConfig, rules: list[str], counts: tuple[int, int]
 ) -> None:
     """Fails when a duplicate, a lost piece or a piece lost in writing is judged wrongly."""
-    table, lost = documents(*packed), rejects(*rejected)
-    assert [error.rule for error, _ in check_documents(table, lost, config)] == rules
-    assert count_documents(table, lost) == counts
+    with connect({"documents": documents(*packed), "rejects": rejects(*rejected)}) as tables:
+        ask = partial(fetch, tables)
+        assert [error.rule for error, _ in check_documents(ask, config)] == rules
+        assert count_documents(ask) == counts
 
 
 @pytest.mark.parametrize("row_group", [7, 50, 1000])
