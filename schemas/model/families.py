@@ -18,6 +18,9 @@ Version = tuple[int, int]
 Option = tuple[tuple[Any, ...], str, str]
 """Values of a setting that are followed, what any other does, and what would work."""
 
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""Keys of soft caps: of the scores of attention, and of the logits."""
+
 HEAD: Option = (
     (None, 1, False),
     "which changes the logits after the output projection; the loss does not",
@@ -36,7 +39,7 @@ class LanguageModel:
         passes_window: whether layers pass their window to attention (``sliding_window``).
         groups: layers in which the images of a document see each other in both directions.
         has_states: whether layers may be ``linear_attention``: a gated delta rule, whose state starts with a document.
-        caps_logits: whether the loss caps logits as the model does (``final_logit_softcapping``).
+        caps: soft caps that the model applies, where attention and the loss follow them: of scores and of logits.
         options: settings that only this model has, or of which it follows other values.
         hidden_kept: see :class:`preshard.schemas.model.dimensions.ModelDimensions`; as a dry run counts it.
         since: the first version of ``transformers`` in which it trains.
@@ -48,7 +51,7 @@ class LanguageModel:
     passes_window: bool = False
     groups: Literal["all", "window"] = "all"
     has_states: bool = False
-    caps_logits: bool = False
+    caps: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     hidden_kept: int = 8
     since: Version = (5, 0)
@@ -125,6 +128,15 @@ LANGUAGES: dict[str, LanguageModel] = {
     "dots1": _window(4096, layer_types=_FULL),
     "ernie4_5_moe": LanguageModel(options={"use_bias": ((None, False), *HEAD[1:])}),  # of the output projection, too
     "flint": _window(513),
+    **dict.fromkeys(
+        ("gemma2", "vaultgemma"),
+        LanguageModel(
+            left_out={"sliding_window": 4096, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
+            windowed=_but_every(2),
+            passes_window=True,
+            caps=CAPS,
+        ),
+    ),
     "gemma3_text": LanguageModel(
         left_out={
             **{"sliding_window": 4096, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
@@ -139,7 +151,7 @@ LANGUAGES: dict[str, LanguageModel] = {
         windowed=lambda _, layers: layers - -(-layers // 6),  # the last one sees all, too
         passes_window=True,
         groups="window",
-        caps_logits=True,
+        caps=CAPS[1:],
         options={"use_bidirectional_attention": ((None, False, "vision"), *BIDIRECTIONAL[1:])},
     ),
     "gpt2": LanguageModel(left_out={"attn_pdrop": 0.1}),

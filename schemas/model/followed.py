@@ -21,7 +21,7 @@ LAYERS = ("full_attention", "sliding_attention")
 ROTARY = ("default", "linear", "llama3", "yarn", "mrope", "proportional")
 """Rotary positions whose frequencies do not depend on a sequence's length."""
 
-_CAP = ((None,), "which attention of packs does not compute", "take a model without")
+_CAP = ((None,), "which is not followed for such models", "take a model without")
 _RANDOM = ((None, 0), "which packed attention does not implement", "set it to 0 in config.json")
 
 OPTIONS: dict[str, Option] = {
@@ -61,7 +61,6 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
     **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "mimo_v2_flash", "minicpm3", "youtu"), _LATENT),
     "deepseek_v4": "compress the keys of several tokens into one, past the end of a document",
-    **dict.fromkeys(("gemma2", "vaultgemma"), "cap the scores of attention (attn_logit_softcapping)"),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),
     **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4_unified_text"), _SHARED),
     **dict.fromkeys(("beam", "cohere", "cohere2", "cohere2_moe", "ctrl", "modernbert-decoder"), _LOGITS),
@@ -104,8 +103,7 @@ def check_followed(config: Mapping[str, Any], asked: str) -> None:
         )
     for values, options in ((text, {**OPTIONS, **language.options}), (config, family.options if family else {})):
         for key, (legal, why, remedy) in options.items():
-            followed = key == "final_logit_softcapping" and language.caps_logits
-            if (value := values.get(key)) not in legal and not followed:
+            if (value := values.get(key)) not in legal and key not in language.caps:
                 raise ConfigError(f"{asked}: {key} of config.json is {value!r}, {why}: {remedy}")
     for rotary in _rotary_of(text):
         if rotary not in ROTARY:

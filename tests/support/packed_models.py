@@ -73,12 +73,16 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
             **{"truncate": False, "original_max_position_embeddings": 64},
         },
     },
+    "gemma2": {
+        **{**WINDOW, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 1},
+        **{"attn_logit_softcapping": 0.2, "final_logit_softcapping": 0.5},
+    },
     "gemma3_text": {**WINDOW, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]},
 }
 """Models of text, by how their ``config.json`` differs from that of Qwen3."""
 
-EAGER = ("gpt_oss",)
-"""Models whose attention ``sdpa`` does not compute: it knows no sinks."""
+EAGER = ("gpt_oss", "gemma2")
+"""Models whose attention ``sdpa`` does not compute: it knows neither sinks nor caps."""
 
 _EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
 

@@ -21,7 +21,7 @@ from preshard.trainer.attention.gather import (
     ulysses_attention,
 )
 from preshard.trainer.attention.heads import list_pieces, overlapped_attention, repeated_kv_heads
-from preshard.trainer.attention.kernels import Kernel
+from preshard.trainer.attention.kernels import Kernel, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.attention.ring import plan_ring, ring_attention
@@ -63,6 +63,7 @@ def bind(
     exchange: Exchange = "needed",
     overlap: bool = False,
     head_stride: int = 0,
+    softcap: float | None = None,
     kernel: Kernel | None = None,
 ) -> Attend:
     """Plans the attention of one batch, once for all layers.
@@ -79,7 +80,8 @@ def bind(
         exchange: which keys the kind ``gather`` moves: only the ``needed`` ones, or ``all``.
         overlap: of the kind ``ulysses``: exchange one half of the heads while the other is computed.
         head_stride: of the kind ``gather``: key heads of a rank whose keys and values are gathered at a time; 0 is all.
-        kernel: by default the one for the mask's device.
+        softcap: scores x become ``softcap * tanh(x / softcap)``, before sinks join them; None if they stay as they are.
+        kernel: by default the one for the mask's device; one of your own caps scores itself.
 
     Raises:
         ConfigError: the kind is unknown, is ``reference`` on several ranks, has nothing to overlap or to gather,
@@ -94,7 +96,7 @@ def bind(
             f"layout {layout.name} has ring_degree {layout.ring_degree}; the mesh has {cp.ring_degree}: "
             f"take the layout {layout.scheme} with ring_degree {cp.ring_degree}"
         )
-    options = Options(exchange=exchange, overlap=overlap, head_stride=head_stride, kernel=kernel)
+    options = Options(exchange=exchange, overlap=overlap, head_stride=head_stride, softcap=softcap, kernel=kernel)
     return BINDERS[kind](layout, mask, cp, options)
 
 
@@ -105,26 +107,32 @@ class Options:
     exchange: Exchange
     overlap: bool
     head_stride: int
+    softcap: float | None
     kernel: Kernel | None
 
+    def kernel_for(self, mask: MaskTensors) -> Kernel:
+        """The kernel that was given, or the one for the mask's device."""
+        return self.kernel or kernel_for(mask.device.type, self.softcap)
 
-def _bind_reference(layout: TokenLayout, mask: MaskTensors, _cp: ContextParallel, _: Options) -> Attend:
-    return partial(reference_attention, mask=mask, positions=slice_positions(layout.runs, 0))
+
+def _bind_reference(layout: TokenLayout, mask: MaskTensors, _cp: ContextParallel, options: Options) -> Attend:
+    positions = slice_positions(layout.runs, 0)
+    return partial(reference_attention, mask=mask, positions=positions, softcap=options.softcap)
 
 
 def _bind_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
-    whole = plan_ulysses(layout, mask, cp, kernel=options.kernel)
+    whole = plan_ulysses(layout, mask, cp, kernel=options.kernel_for(mask))
     pieces = plan_overlap(whole) if options.overlap else None
     return partial(overlapped_attention, plan=pieces) if pieces else partial(ulysses_attention, plan=whole)
 
 
 def _bind_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
-    return partial(ring_attention, plan=plan_ring(layout, mask, cp, kernel=options.kernel))
+    return partial(ring_attention, plan=plan_ring(layout, mask, cp, kernel=options.kernel_for(mask)))
 
 
 def _bind_gather(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
-    how: Any = {"exchange": options.exchange, "head_stride": options.head_stride, "kernel": options.kernel}
-    return partial(gather_attention, plan=plan_gather(layout, mask, cp, **how))
+    how: Any = {"exchange": options.exchange, "head_stride": options.head_stride}
+    return partial(gather_attention, plan=plan_gather(layout, mask, cp, kernel=options.kernel_for(mask), **how))
 
 
 BINDERS: dict[str, Callable[..., Attend]] = {

@@ -24,7 +24,7 @@ from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.needs import needed_blocks
 from preshard.trainer.attention.heads import OverlapPlan, gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
-from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
+from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import identity
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
@@ -58,7 +58,7 @@ def plan_gather(
     *,
     exchange: Exchange = "needed",
     head_stride: int = 0,
-    kernel: Kernel | None = None,
+    kernel: Kernel,
 ) -> GatherPlan:
     """Decides what is sent to whom, and lists the tiles.
 
@@ -70,7 +70,6 @@ def plan_gather(
     Raises:
         LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
     """
-    kernel = kernel or kernel_for(mask.device.type)
     keys = plan_exchange(exchange, layout, mask, cp)
     queries = mask.at(slice_positions(layout.runs, cp.ring_rank))
     tiles = kernel.prepare(queries, mask.at(keys.positions))
@@ -325,11 +324,8 @@ def _opened(x_L2KD: Tensor) -> KeysAndValues:
     return x_L2KD[:, 0].transpose(0, 1), x_L2KD[:, 1].transpose(0, 1)
 
 
-def plan_ulysses(
-    layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel | None = None
-) -> GatherPlan:
+def plan_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel) -> GatherPlan:
     """Lists the tiles of the whole sequence, in the order of the ranks' slices."""
-    kernel = kernel or kernel_for(mask.device.type)
     positions = np.concatenate([slice_positions(layout.runs, rank) for rank in range(layout.ring_degree)])
     tokens = mask.at(positions)
     one_axis = ContextParallel(ulysses_degree=cp.cp_size, ulysses_rank=cp.cp_rank, ulysses_group=cp.cp_group)

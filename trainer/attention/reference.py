@@ -23,6 +23,7 @@ def reference_attention(
     positions: Int64[np.ndarray, "S"] | None = None,
     *,
     sinks: Float[Tensor, "H"] | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "H S D"]:
     """Exact attention in one process, in the inputs' dtype. A row that sees nothing is 0. Differentiable.
 
@@ -33,12 +34,15 @@ def reference_attention(
         mask: of the whole pack.
         positions: natural position of each token; by default tokens are in natural order.
         sinks: a logit of each head that joins the softmax of every row, and stands for no value.
+        softcap: scores x become ``softcap * tanh(x / softcap)``.
     """
     n_heads, n_kv_heads = len(q_HSD), len(k_KSD)
     k_HSD = k_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
     v_HSD = v_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
     allowed_SS = torch.from_numpy(dense_mask(mask.host, positions, positions, window=mask.window)).to(q_HSD.device)
     scores_HSS = q_HSD @ k_HSD.mT * q_HSD.shape[-1] ** -0.5
+    if softcap is not None:
+        scores_HSS = softcap * torch.tanh(scores_HSS / softcap)
     # The smallest finite number, not -inf: rows that see nothing get no NaN, nor do their gradients.
     scores_HSS = scores_HSS.masked_fill(~allowed_SS, torch.finfo(q_HSD.dtype).min)
     if sinks is not None:

@@ -21,7 +21,7 @@ from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.trainer.attention.gather import list_needs
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
-from preshard.trainer.attention.kernels import Kernel, Prepared, kernel_for
+from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import add_sinks, own_sinks, sinks_gradient
@@ -43,9 +43,8 @@ class RingPlan:
     steps: tuple[Prepared, ...]
 
 
-def plan_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel | None = None) -> RingPlan:
+def plan_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel) -> RingPlan:
     """Lists the tiles of each of this rank's ring steps. With a window, the last steps may see nothing on any rank."""
-    kernel = kernel or kernel_for(mask.device.type)
     slices = [mask.at(slice_positions(layout.runs, rank)) for rank in range(cp.ring_degree)]
     n_steps = cp.ring_degree if mask.window is None else count_steps(layout, mask)
     owners = [(cp.ring_rank - step) % cp.ring_degree for step in range(n_steps)]

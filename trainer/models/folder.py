@@ -40,6 +40,7 @@ class ModelSizes:
         windows: tokens that each layer sees, None for a layer without a sliding window; empty if no layer has one.
         groups: in which layers bidirectional groups hold.
         softcap: what the logits are capped at, None if they are not.
+        score_cap: the same of the scores of attention.
     """
 
     num_heads: int
@@ -49,6 +50,7 @@ class ModelSizes:
     windows: tuple[int | None, ...]
     groups: Groups
     softcap: float | None
+    score_cap: float | None
 
 
 def read_model_config(folder: str | Path) -> Any:
@@ -86,7 +88,8 @@ def model_sizes(config: Any) -> ModelSizes:
         vocab_size=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         windows=_layer_windows(text, window_of(config.to_dict())),
         groups=language.groups,
-        softcap=text.final_logit_softcapping if language.caps_logits else None,
+        softcap=text.final_logit_softcapping if "final_logit_softcapping" in language.caps else None,
+        score_cap=text.attn_logit_softcapping if "attn_logit_softcapping" in language.caps else None,
     )
 
 

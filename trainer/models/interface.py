@@ -23,7 +23,7 @@ from preshard.trainer.attention import Attend
 PACKED = "preshard_packed"
 """Name under which models ask for this attention."""
 
-UNFOLLOWED = ("softcap", "position_bias")
+UNFOLLOWED = ("position_bias",)
 """Arguments by which a layer changes its scores in a way that the kernels do not know."""
 
 Windowed = tuple[tuple[int, Attend], ...]
@@ -41,9 +41,11 @@ def packed_attention(
     attend: Attend | None = None,
     in_windows: Windowed = (),
     pack_length: int = 0,
+    score_cap: float | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     s_aux: Float[Tensor, "H"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
@@ -60,6 +62,8 @@ def packed_attention(
     if sliding_window is not None and (in_windows or sliding_window < pack_length):
         otherwise = attend if sliding_window >= pack_length else None
         attend = dict(in_windows).get(sliding_window, otherwise)
+    if softcap != score_cap:
+        wanted.append(f"a layer with softcap {softcap} beside attn_logit_softcapping {score_cap} of config.json")
     if attend is None:
         wanted.append(f"a layer with sliding_window {sliding_window}, which config.json does not name")
     if wanted or attend is None:

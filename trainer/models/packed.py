@@ -154,12 +154,12 @@ class PackedModel(nn.Module):
         mask = MaskTensors.of(on_host, batch)
         states = bind_states(self.config, batch.layout, mask.host, cp, device)
         kernel, device_type = None, device.type
-        groups = self.groups
+        groups, score_cap = self.groups, self._sizes.score_cap
         wanted = TileLister.of(
             attention, cp, exchange=exchange, device_type=device_type, windows=self.windows, groups=groups
         )
         if batch.tiles is not None and batch.tiles.lister == wanted:
-            kernel = ListedKernel(kernel_for(device_type), batch.tiles.calls)
+            kernel = ListedKernel(kernel_for(device_type, score_cap), batch.tiles.calls)
         attends = {
             window: bind(
                 attention,
@@ -169,6 +169,7 @@ class PackedModel(nn.Module):
                 exchange=exchange,
                 overlap=overlap,
                 head_stride=head_stride,
+                softcap=score_cap,
                 kernel=kernel,
             )
             for window in count_layers(self.windows, batch.seq_len, groups)
@@ -249,6 +250,7 @@ class PackedModel(nn.Module):
             attend=attends.get(None),
             in_windows=tuple((window, attend) for window, attend in attends.items() if window is not None),
             pack_length=batch.seq_len,
+            score_cap=self._sizes.score_cap,
         )
         hidden: Tensor = outputs.last_hidden_state[0]
         return hidden

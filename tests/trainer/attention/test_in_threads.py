@@ -28,13 +28,14 @@ TOKENS = [(0, 0, -1)] * 21 + [(0, 0, 3)] * 12 + [(0, 1, -1)] * 9 + [(-1, 0, -1)]
 
 @pytest.mark.parametrize(("ulysses", "ring", "heads", "kv_heads"), [(1, 2, 8, 4), (2, 2, 12, 3), (2, 1, 8, 2)])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize(("with_sinks", "softcap"), [(False, None), (True, None), (True, 0.7)])
 def test_every_kind_is_the_reference(
-    with_sinks: bool, kind: str, options: dict[str, Any], ulysses: int, ring: int, heads: int, kv_heads: int,
-    make_mask: Any, make_layout: Any, make_case: Any, assert_same: Any,
+    with_sinks: bool, softcap: float | None, kind: str, options: dict[str, Any], ulysses: int, ring: int, heads: int,
+    kv_heads: int, make_mask: Any, make_layout: Any, make_case: Any, assert_same: Any,
 ) -> None:  # fmt: skip
     """Fails when tokens, heads or gradients are sent to another rank than theirs, or added to another's; when a head
-    has the sink of another, or a rank returns its gradient for rows or heads that it does not have.
+    has the sink of another, or a rank returns its gradient for rows or heads that it does not have; or when a kind
+    does not cap scores, or differentiates as if it did not.
     """
     mask = make_mask(TOKENS)
     case = make_case(mask=mask, layout=make_layout(mask, "random", ring, seed=3), ulysses=ulysses, heads=heads,
@@ -48,12 +49,12 @@ def test_every_kind_is_the_reference(
 
     def on_rank(cp: ContextParallel) -> Any:
         mine = torch.from_numpy(case.slices()[cp.cp_rank])
-        attend = bind(kind, case.layout, MaskTensors.from_arrays(mask), cp, **options)
+        attend = bind(kind, case.layout, MaskTensors.from_arrays(mask), cp, softcap=softcap, **options)
         q, k, v, dout = (x[:, mine] for x in case.inputs())
         return differentiate(attend, q, k, v, dout)
 
     q, k, v, dout = case.inputs()
-    (*right,) = differentiate(partial(reference_attention, mask=case.tensors), q, k, v, dout)
+    (*right,) = differentiate(partial(reference_attention, mask=case.tensors, softcap=softcap), q, k, v, dout)
     of_tokens = [list(part) for part in zip(*run_ranks(ulysses, ring, on_rank), strict=True)]
     if with_sinks:
         torch.testing.assert_close(torch.stack(of_tokens.pop()).sum(0), right.pop(), rtol=1e-11, atol=1e-11)

@@ -28,6 +28,7 @@ KERNELS = {
     "flash": FlashCPU(),
     "flash in small tiles": FlashCPU(q_tile=16, k_tile=8),
     "dense": DenseKernel(),
+    "flash, capped": FlashCPU(q_tile=16, k_tile=8, softcap=0.7),
 }
 
 
@@ -65,11 +66,11 @@ def in_parts(
     return (out, dq, dk, dv), lse
 
 
-def whole(mask: MaskArrays, inputs: list[torch.Tensor], window: int | None = None) -> Any:
+def whole(mask: MaskArrays, inputs: list[torch.Tensor], window: int | None = None, softcap: float | None = None) -> Any:
     """The same by the reference."""
     q, k, v, dout = inputs
     wanted = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = reference_attention(*wanted, MaskTensors.from_arrays(mask).within(window))
+    out = reference_attention(*wanted, MaskTensors.from_arrays(mask).within(window), softcap=softcap)
     return out.detach(), *torch.autograd.grad(out, wanted, dout)
 
 
@@ -85,7 +86,8 @@ def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
         parts = np.array_split(np.random.default_rng(seed).permutation(mask.seq_len), n_parts)
         inputs = random_inputs(4, 2, mask.seq_len, head_dim)
         ours, lse = in_parts(KERNELS[name], mask, parts, inputs, window)
-        for mine, right in zip(ours, whole(mask, inputs, window), strict=True):
+        softcap = getattr(KERNELS[name], "softcap", None)
+        for mine, right in zip(ours, whole(mask, inputs, window, softcap), strict=True):
             torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
         unseen = mask.doc_ids < 0
         assert ((lse == -torch.inf) == torch.from_numpy(unseen)).all()
@@ -96,7 +98,7 @@ def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
     assert all(met.values()), met
 
 
-@pytest.mark.parametrize("name", ["flash", "dense"])
+@pytest.mark.parametrize("name", ["flash", "dense", "flash, capped"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision(name: str, dtype: torch.dtype) -> None:
     zero = np.zeros(300, np.int32)
@@ -106,7 +108,8 @@ def test_lower_precision(name: str, dtype: torch.dtype) -> None:
     near = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
     assert lse.dtype == torch.float32
     assert ours[0].dtype == dtype
-    for mine, right in zip(ours, whole(mask, [x.double() for x in inputs]), strict=True):
+    softcap = getattr(KERNELS[name], "softcap", None)
+    for mine, right in zip(ours, whole(mask, [x.double() for x in inputs], softcap=softcap), strict=True):
         torch.testing.assert_close(mine.double(), right, rtol=near, atol=near)
 
 
@@ -174,8 +177,10 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
     assert full_tiles
 
 
-@pytest.mark.parametrize(("kv_heads", "window"), [(1, None), (4, 70)])
-def test_flex_without_a_gpu(kv_heads: int, window: int | None, make_mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kv_heads", "window", "softcap"), [(1, None, None), (4, 70, None), (2, 70, 0.7)])
+def test_flex_without_a_gpu(
+    kv_heads: int, window: int | None, softcap: float | None, make_mask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The rule inside the tiles, the scale, grouped heads, lengths that are not a multiple of a tile, and the backward
     # through output and log-sum-exp. Torch refuses this on a CPU, as it has no fast kernel; its plain one is correct.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
@@ -184,8 +189,8 @@ def test_flex_without_a_gpu(kv_heads: int, window: int | None, make_mask: Any, m
     inputs = random_inputs(4, kv_heads, mask.seq_len, 16)
     parts = np.split(np.roll(np.arange(mask.seq_len), 77), [177])
     with warnings.catch_warnings(action="ignore"):
-        ours, lse = in_parts(Flex(attention=flex_attention), mask, parts, inputs, window)
-    for mine, right in zip(ours, whole(mask, inputs, window), strict=True):
+        ours, lse = in_parts(Flex(attention=flex_attention, softcap=softcap), mask, parts, inputs, window)
+    for mine, right in zip(ours, whole(mask, inputs, window, softcap), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
     assert ((lse == -torch.inf) == torch.from_numpy(mask.doc_ids < 0)).all()
 
@@ -200,18 +205,20 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
         graphs.append(graph)
         return graph.forward
 
-    kernel = Flex(attention=compiled_attention(backend))
+    kernels = {cap: Flex(attention=compiled_attention(backend), softcap=cap) for cap in (None, 0.7)}
     sizes = ((300, 300, 100, None), (300, 200, 150, None), (900, 450, 299, None), (513, 513, 64, None))
-    for length, n_queries, edge, window in (*sizes, (300, 300, 100, 40), (900, 450, 299, 60)):
+    cases = [(None, *size) for size in (*sizes, (300, 300, 100, 40), (900, 450, 299, 60))]
+    for cap, length, n_queries, edge, window in (*cases, (0.7, 300, 300, 100, None), (0.7, 900, 450, 299, None)):
+        kernel = kernels[cap]
         zero, doc = np.zeros(length, np.int32), (np.arange(length) >= edge).astype(np.int32)
         mask = MaskArrays(doc_ids=doc, branch_ids=zero, group_ids=zero - 1)
         tensors = MaskTensors.from_arrays(mask).within(window)
         q, k, v, _ = (x.float() for x in random_inputs(4, 2, length, 16))
         queries, every = tensors.at(np.arange(n_queries)), tensors.at(np.arange(length))
         out, _ = kernel.forward(q[:, :n_queries].contiguous(), k, v, kernel.prepare(queries, every))
-        right = reference_attention(q, k, v, tensors)[:, :n_queries]
+        right = reference_attention(q, k, v, tensors, softcap=cap)[:, :n_queries]
         torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
-    assert len(graphs) == 2, "one without a window, one with"
+    assert len(graphs) == 3, "one without a window, one with, one with a cap"
 
 
 def test_flex_is_told_of_whole_tiles() -> None:

@@ -70,6 +70,9 @@ WINDOW = 5
 ALL = {"sliding_window": WINDOW}
 BOTH = {**ALL, "layer_types": ["sliding_attention", "full_attention"]}
 
+CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}
+"""By which scores and logits of the tiny models change."""
+
 STATE_AND_FULL = {"layer_types": ["linear_attention", "full_attention"]}
 
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -81,6 +84,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys((name for name, model in LANGUAGES.items() if model.has_states), STATE_AND_FULL),
     **{name: {**BOTH, "use_sliding_window": True} for name in ("qwen2", "qwen3", "smollm3")},
     **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "starcoder2"), ALL),
+    "gemma2": {**BOTH, **CAPS},
+    "vaultgemma": {**BOTH, **CAPS},
     "qwen3_moe": {**ALL, "use_sliding_window": True},
     "gemma4_text": {**BOTH, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
     "dots1": {**BOTH, "n_shared_experts": 1},
@@ -210,7 +215,10 @@ def _on_ranks(model: Any, tokens: Tensor) -> Tensor:
 
         sizes = model_sizes(model.config)
         masks = count_layers(sizes.windows, len(tokens), sizes.groups)
-        attends = {window: count(bind("ring", layout, mask.within(window, sizes.groups), cp)) for window in masks}
+        cap = sizes.score_cap
+        attends = {
+            window: count(bind("ring", layout, mask.within(window, sizes.groups), cp, softcap=cap)) for window in masks
+        }
         own = positions[mine].expand(axes, 1, -1) if axes > 1 else positions[mine][None]
         made = _core(model)(
             input_ids=tokens[mine][None],
@@ -219,6 +227,7 @@ def _on_ranks(model: Any, tokens: Tensor) -> Tensor:
             attend=attends.pop(None, None),
             in_windows=tuple(attends.items()),
             pack_length=len(tokens),
+            score_cap=cap,
             **bind_states(model.config, layout, mask.host, cp, torch.device("cpu")),
         )
         assert calls, "no layer asked for the attention of packs"

@@ -28,6 +28,7 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("qwen3", "ring", "zigzag", {"ring": 2}, {"mlp_tiles": 3}),
     ("qwen3-windows", "gather", "zigzag", {"ring": 2}, {"recompute": "selective"}),
     ("gpt_oss", "hybrid", "zigzag", {"ulysses": 2, "ring": 2}, {"recompute": "selective"}),
+    ("gemma2", "gather", "balanced_gather", {"ring": 2}, {"recompute": "selective"}),
     ("qwen3_vl", "gather", "balanced_gather", {"ring": 2}, {"recompute": "selective"}),
     ("qwen3_vl", "hybrid", "balanced_ring", {"ulysses": 2, "ring": 2}, {}),
     ("qwen2_5_vl", "gather", "balanced_gather", {"ring": 2}, {"recompute": "full", "offload": "disk"}),
@@ -125,7 +126,7 @@ def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_
         PackedModel(_loaded(str(vision / "model")))(batch, ContextParallel(ulysses_degree=8))
     for config, said in (
         ({"model_type": "clip"}, "model_type 'clip' of config.json is not supported"),
-        ({"model_type": "gemma2"}, "model_type 'gemma2' of config.json is not supported: its layers cap the scores"),
+        ({"model_type": "gemma3n"}, "model_type 'gemma3n' of config.json is not supported: its layers share keys"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(ConfigError, match=said):

@@ -24,8 +24,8 @@ from preshard.trainer.models import PackedModel, load_model
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 
-FAMILIES = ("qwen3", "qwen3-windows", "gpt_oss", "qwen3_vl", "qwen3_5", "gemma3")
-"""Full attention, windows, sinks, images and deep features, layers with a state, groups within windows."""
+FAMILIES = ("qwen3", "qwen3-windows", "gpt_oss", "gemma2", "qwen3_vl", "qwen3_5", "gemma3")
+"""Full attention, windows, sinks, caps, images and deep features, layers with a state, groups within windows."""
 
 OFTEN = ("qwen3-windows", "gpt_oss", "gemma3")
 

@@ -76,8 +76,12 @@ class Kernel(Protocol):
         ...
 
 
-def kernel_for(device_type: str) -> Kernel:
+def kernel_for(device_type: str, softcap: float | None = None) -> Kernel:
     """The kernel for a type of device.
+
+    Args:
+        device_type: ``cpu`` or ``cuda``.
+        softcap: scores x become ``softcap * tanh(x / softcap)`` before the mask; None if they stay as they are.
 
     Raises:
         ConfigError: there is none for this type.
@@ -85,11 +89,11 @@ def kernel_for(device_type: str) -> Kernel:
     if device_type == "cpu":
         from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 
-        return FlashCPU()
+        return FlashCPU(softcap=softcap)
     if device_type == "cuda":
         from preshard.trainer.attention.kernels.flex import Flex
 
-        return Flex()
+        return Flex(softcap=softcap)
     raise ConfigError(f"device is {device_type!r}; attention runs on cpu and cuda: take one of these")
 
 

@@ -1,9 +1,11 @@
 # ruff: noqa: N803, N806 (shape suffixes)
 """The CPU's kernel: for each tile of queries, ATen's flash attention over just the keys that the tile can see.
 
-A tile's mask is made when needed and dropped at once, so memory is that of one tile's keys.
+A tile's mask is made when needed and dropped at once, so memory is that of one tile's keys. ATen cannot cap scores, so
+capped ones are computed by plain torch, one key head at a time.
 
-Shapes: H query heads, K key heads, Q queries, T keys, D head_dim; B queries of a tile, N keys that they see.
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim; B queries of a tile, N keys that they see; G query
+heads of a key head, R = G * B rows that see one key head.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ class FlashCPU:
     Attributes:
         q_tile: queries that share a list of keys.
         k_tile: keys that are taken or skipped together.
+        softcap: see :func:`preshard.trainer.attention.kernels.kernel_for`.
     """
 
     q_tile: int = TILE_SIZES["cpu"][0]
     k_tile: int = TILE_SIZES["cpu"][1]
+    softcap: float | None = None
 
     def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> Tiles:
         if listed is not None:
@@ -49,9 +53,12 @@ class FlashCPU:
         lse_HQ = torch.full(q_HQD.shape[:2], -torch.inf, dtype=accumulation_dtype(q_HQD.dtype))
         for call in _calls(tiles):
             mask_BN = _float_mask(tiles, call, q_HQD.dtype)
+            q, k, v = q_HQD[:, call.rows], call.take(k_KTD), call.take(v_KTD)
+            if self.softcap is not None:
+                out_HQD[:, call.rows], lse_HQ[:, call.rows] = _capped(q, k, v, mask_BN, self.softcap)
+                continue
             out, lse = _flash(
-                q_HQD[None, :, call.rows], call.take(k_KTD)[None], call.take(v_KTD)[None], 0.0, False,
-                attn_mask=mask_BN[None, None], scale=_scale(q_HQD),
+                q[None], k[None], v[None], 0.0, False, attn_mask=mask_BN[None, None], scale=_scale(q_HQD)
             )  # fmt: skip
             out_HQD[:, call.rows] = out[0]
             # ATen returns 0 as the log-sum-exp of a row that sees nothing.
@@ -86,14 +93,19 @@ class FlashCPU:
         # exp(-inf - lse) is 0 for every masked pair as long as lse is finite.
         finite_lse_HQ = lse_HQ.masked_fill(lse_HQ == -torch.inf, 0.0)
         for call in _calls(tiles):
-            dq, dk, dv = _flash_backward(
-                dout_HQD[None, :, call.rows], q_HQD[None, :, call.rows], call.take(k_KTD)[None], call.take(v_KTD)[None],
-                out_HQD[None, :, call.rows], finite_lse_HQ[None, :, call.rows], 0.0, False,
-                attn_mask=_float_mask(tiles, call, q_HQD.dtype)[None, None], scale=_scale(q_HQD),
-            )  # fmt: skip
-            dq_HQD[:, call.rows] = dq[0]
-            call.add(dk_KTD, dk[0])
-            call.add(dv_KTD, dv[0])
+            dout, q, out, lse = (x[:, call.rows] for x in (dout_HQD, q_HQD, out_HQD, finite_lse_HQ))
+            k, v, mask_BN = call.take(k_KTD), call.take(v_KTD), _float_mask(tiles, call, q_HQD.dtype)
+            if self.softcap is not None:
+                dq, dk, dv = _capped_backward(dout, q, k, v, out, lse, mask_BN, self.softcap)
+            else:
+                grads = _flash_backward(
+                    dout[None], q[None], k[None], v[None], out[None], lse[None], 0.0, False,
+                    attn_mask=mask_BN[None, None], scale=_scale(q_HQD),
+                )  # fmt: skip
+                dq, dk, dv = (x[0] for x in grads)
+            dq_HQD[:, call.rows] = dq
+            call.add(dk_KTD, dk)
+            call.add(dv_KTD, dv)
         return dq_HQD, dk_KTD, dv_KTD
 
 
@@ -146,6 +158,51 @@ def _float_mask(tiles: Tiles, call: _Call, dtype: torch.dtype) -> Float[Tensor, 
     allowed = visible_block(tiles.queries, tiles.keys, call.rows, keys[call.n_full :])
     mask_BN[:, call.n_full :].masked_fill_(~allowed, -torch.inf)
     return mask_BN
+
+
+def _capped_scores(q_RD: Tensor, k_ND: Tensor, mask_BN: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
+    """Scores of one key head with the cap and the mask, and the slope of the cap at each: ``1 - tanh ** 2``."""
+    tanh_RN = (q_RD @ k_ND.T).mul_(_scale(q_RD) / softcap).tanh_()
+    scores_RN = (tanh_RN * softcap).unflatten(0, (-1, len(mask_BN))).add_(mask_BN).flatten(0, 1)
+    return scores_RN, tanh_RN.square_().neg_().add_(1)
+
+
+def _by_key_head(n_kv_heads: int, *tensors: Tensor) -> list[Tensor]:
+    """Rows of each key head, in the accumulation dtype."""
+    return [x.unflatten(0, (n_kv_heads, -1)).flatten(1, 2).to(accumulation_dtype(x.dtype)) for x in tensors]
+
+
+def _capped(
+    q_HBD: Tensor, k_KND: Tensor, v_KND: Tensor, mask_BN: Tensor, softcap: float
+) -> tuple[Float[Tensor, "H B D"], Float[Tensor, "H B"]]:
+    """What ATen's forward would give; -inf as the log-sum-exp of a row that sees nothing."""
+    outs, lses = [], []
+    for q_RD, k_ND, v_ND in zip(*_by_key_head(len(k_KND), q_HBD, k_KND, v_KND), strict=True):
+        scores_RN, _ = _capped_scores(q_RD, k_ND, mask_BN, softcap)
+        lse_R = scores_RN.logsumexp(dim=-1)
+        finite_R = lse_R.masked_fill(lse_R == -torch.inf, 0.0)
+        outs.append(scores_RN.sub_(finite_R[:, None]).exp_() @ v_ND)
+        lses.append(lse_R)
+    out, lse = (torch.cat(parts).unflatten(0, (-1, len(mask_BN))) for parts in (outs, lses))
+    return out.to(q_HBD.dtype), lse
+
+
+def _capped_backward(
+    dout_HBD: Tensor, q_HBD: Tensor, k_KND: Tensor, v_KND: Tensor, out_HBD: Tensor, lse_HB: Tensor, mask_BN: Tensor,
+    softcap: float,
+) -> tuple[Float[Tensor, "H B D"], Float[Tensor, "K N D"], Float[Tensor, "K N D"]]:  # fmt: skip
+    """What ATen's backward would give, in the accumulation dtype (Dao 2023, FlashAttention-2, with the cap's slope)."""
+    dqs, dks, dvs = [], [], []
+    rows = _by_key_head(len(k_KND), dout_HBD, q_HBD, k_KND, v_KND, out_HBD, lse_HB[..., None])
+    for dout_RD, q_RD, k_ND, v_ND, out_RD, lse_R1 in zip(*rows, strict=True):
+        scores_RN, slope_RN = _capped_scores(q_RD, k_ND, mask_BN, softcap)
+        weights_RN = scores_RN.sub_(lse_R1).exp_()
+        dvs.append(weights_RN.T @ dout_RD)
+        ds_RN = (dout_RD @ v_ND.T).sub_((dout_RD * out_RD).sum(dim=-1, keepdim=True))
+        ds_RN.mul_(weights_RN).mul_(slope_RN).mul_(_scale(q_RD))
+        dqs.append(ds_RN @ k_ND)
+        dks.append(ds_RN.T @ q_RD)
+    return torch.cat(dqs).unflatten(0, (-1, len(mask_BN))), torch.stack(dks), torch.stack(dvs)
 
 
 def _scale(q_HQD: Tensor) -> float:

@@ -117,9 +117,11 @@ class Flex:
 
     Attributes:
         attention: FlexAttention; by default it is compiled, as a GPU needs. Uncompiled it makes a dense matrix.
+        softcap: see :func:`preshard.trainer.attention.kernels.kernel_for`.
     """
 
     attention: Callable[..., Any] | None = None
+    softcap: float | None = None
 
     def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> FlexTiles:
         if listed is not None:
@@ -155,6 +157,7 @@ class Flex:
         in_tiles = q_HQD.shape[1] % TILE == k_KTD.shape[1] % TILE == 0
         return (self.attention or compiled_attention())(
             q_HQD[None], k_KTD[None], v_KTD[None],
+            score_mod=None if self.softcap is None else capping(self.softcap),
             block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD),
             kernel_options=_WHOLE_TILES if in_tiles else _OPTIONS, **asked,
         )  # fmt: skip
@@ -173,6 +176,16 @@ class Flex:
             return self.forward(q, k, v, tiles)
 
         return backward_from_forward(forward, dout_HQD, q_HQD, k_KTD, v_KTD, out_HQD, lse_HQ)
+
+
+@cache
+def capping(softcap: float) -> Callable[..., Tensor]:
+    """The change of scores that caps them. The same function at every call, or each would compile a graph."""
+
+    def score_mod(score: Tensor, _batch: Tensor, _head: Tensor, _q: Tensor, _k: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return score_mod
 
 
 def block_mask(tiles: Tiles) -> BlockMask:
