@@ -182,12 +182,15 @@ def _squares(parameters: list[nn.Parameter]) -> Float64[Tensor, ""]:
     """Sum of squares of this rank's part of the gradient, where it lies, in float64: float32 loses digits over millions
     of terms.
     """
-    found = [_own(parameter.grad).double().square().sum() for parameter in parameters if parameter.grad is not None]
-    return torch.stack(found).sum() if found else torch.zeros((), dtype=torch.float64)
+    if not (gradients := _own_gradients(parameters)):
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float64)).square().sum()
 
 
-def _own(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+def _own_gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
+    """This rank's part of each gradient."""
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [each.to_local() if isinstance(each, DTensor) else each for each in found]
 
 
 def apply_gradients(
@@ -216,9 +219,7 @@ def apply_gradients(
                 f"resume from a checkpoint with a lower --lr"
             )
         factor = min(1.0, clip / norm if norm else 1.0) / totals.loss_weight
-        for parameter in parameters:
-            if parameter.grad is not None:
-                _own(parameter.grad).mul_(factor)
+        torch._foreach_mul_(_own_gradients(parameters), factor)
         for number, group in enumerate(optimizer.param_groups):
             group["lr"] = lr * (shares[number] if shares else 1.0)
         optimizer.step()
