@@ -43,7 +43,7 @@ WAITING = frozenset(
 """Operators whose result's value or size the host must know before it can go on."""
 
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmm_", "_grouped_mm", "convolution", "convolution_backward"})
-ATTENTION = frozenset({"flex", "flex_backward"})
+ATTENTION = frozenset({"flex", "flex_backward", "_varlen_attn", "_varlen_attn_backward"})
 NO_KERNEL = frozenset(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh",
      "_unsafe_view", "_reshape_alias", "set_data"}

@@ -65,6 +65,8 @@ class ModelFamily:
         fill: embeddings of the local tokens with rows in the slots that they fill.
         layers: which part of the features is for which layer.
         from_tokens: further arguments of the language model's call, which it would make of token ids.
+        side_by_side: whether the encoder takes images of any sizes as one row of patches
+            (:func:`preshard.trainer.models.interface.encoder_attention`).
         unused: parts of the model that no pack reaches, which do not train.
     """
 
@@ -75,6 +77,7 @@ class ModelFamily:
     fill: Callable[[Hidden, Slots, Features], Hidden] = replace_rows
     layers: Callable[[Features, int], list[Features]] = by_layer
     from_tokens: Callable[[Any, Tokens, Slots], dict[str, Any]] = _nothing_more
+    side_by_side: bool = False
     unused: tuple[str, ...] = ()
 
     def embedded(self, embeddings: Hidden, features: Features, slots: Slots) -> dict[str, Any]:

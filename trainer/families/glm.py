@@ -4,22 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from preshard.trainer.families.family import Features, Inputs, ModelFamily, move_to_model
-from preshard.trainer.families.qwen import cut_squares, join_kinds, make_smallest, normalise_squares
+from preshard.trainer.families.family import Features, Inputs, ModelFamily, has_transformers, move_to_model
+from preshard.trainer.families.qwen import PLACES, cut_squares, join_kinds, make_smallest, normalise_squares
 
 
 def _encode(core: Any, inputs: Inputs) -> Features:
     pixels, grids = join_kinds(inputs)
-    # The encoder takes each pair of frames as an image. It reads the grids where it places patches, on the device.
+    # The encoder takes each pair of frames as an image.
     pairs = grids.repeat_interleave(grids[:, 0], dim=0)
     pairs[:, 0] = 1
-    made = core.get_image_features(move_to_model(core, pixels), move_to_model(core, pairs), return_dict=True)
-    return torch.cat(list(made.pooler_output))
+    pixels, on_device = (move_to_model(core, each) for each in (pixels, pairs))
+    given = _places(core, pairs) if has_transformers(PLACES) else {}
+    # the model's own call splits rows by sizes that it reads on the device
+    rows: Tensor = core.visual(pixels.to(core.visual.dtype), on_device, return_dict=True, **given).pooler_output
+    return rows
+
+
+def _places(core: Any, pairs: Tensor) -> dict[str, Any]:
+    """What the encoder would read of the grids on the device."""
+    from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
+
+    edges, places = get_vision_cu_seqlens(pairs), get_vision_position_ids(pairs, core.visual.spatial_merge_size)
+    on_device = {"cu_seqlens": move_to_model(core, edges), "position_ids": move_to_model(core, places)}
+    return {**on_device, "max_seqlen": int(edges.diff().max()), "edges": edges}
 
 
 MODELS = dict.fromkeys(
     ("glm4v", "glm4v_moe", "glm46v"),
-    ModelFamily(cut=cut_squares, normalise=normalise_squares, encode=_encode, stand_in=make_smallest),
+    ModelFamily(
+        cut=cut_squares, normalise=normalise_squares, encode=_encode, stand_in=make_smallest, side_by_side=True
+    ),
 )

@@ -39,7 +39,9 @@ def _encode(core: Any, inputs: Inputs) -> Features:
     # The model's own call reads sizes on the device; its two parts take them on the host.
     sizes = inputs["image_sizes"].tolist()
     pixels = move_to_model(core, inputs["pixel_values"])
-    patches = core.vision_tower(pixels, image_sizes=sizes, return_dict=True).last_hidden_state
+    patch = core.vision_tower.patch_size
+    edges = torch.tensor([0, *((high // patch) * (wide // patch) for high, wide in sizes)]).cumsum(0)
+    patches = core.vision_tower(pixels, image_sizes=sizes, edges=edges, return_dict=True).last_hidden_state
     rows: Tensor = core.multi_modal_projector(patches[0], sizes)
     return rows
 
@@ -53,4 +55,6 @@ def _make_smallest(config: Any) -> dict[str, Tensor]:
     }
 
 
-MODELS = {"mistral3": ModelFamily(cut=_cut, normalise=_normalise, encode=_encode, stand_in=_make_smallest)}
+MODELS = {
+    "mistral3": ModelFamily(cut=_cut, normalise=_normalise, encode=_encode, stand_in=_make_smallest, side_by_side=True)
+}

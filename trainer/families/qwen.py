@@ -140,6 +140,7 @@ _NEWER, _OLDER = (
         normalise=normalise_squares,
         encode=partial(_qwen_encode, places=places),
         stand_in=make_smallest,
+        side_by_side=True,
     )
     for places in (_qwen3_places, _qwen2_5_places)
 )

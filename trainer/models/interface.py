@@ -13,15 +13,25 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import Attend
+from preshard.trainer.device import to_device
 
 PACKED = "preshard_packed"
 """Name under which models ask for this attention."""
+
+ENCODER = "preshard_flash_varlen"
+"""Name under which encoders ask for attention within images: as it has ``flash`` in it, they say where images begin."""
+
+FLASH_HEADS = 8
+"""What the width of heads is a multiple of in torch's flash attention."""
 
 UNFOLLOWED = ("position_bias",)
 """Arguments by which a layer changes its scores in a way that the kernels do not know."""
@@ -77,6 +87,57 @@ def packed_attention(
     return out_HLD.transpose(0, 1)[None].contiguous(), None
 
 
+def encoder_attention(
+    module: nn.Module,  # noqa: ARG001 (the interface passes it)
+    q_1HLD: Float[Tensor, "1 H L D"],
+    k_1HLD: Float[Tensor, "1 H L D"],
+    v_1HLD: Float[Tensor, "1 H L D"],
+    attention_mask: Tensor | None,  # noqa: ARG001 (None)
+    *,
+    scaling: float,
+    cu_seq_lens_q: Int32[Tensor, "images_plus_1"],
+    max_length_q: int | Tensor,
+    edges: Int32[Tensor, "images_plus_1"] | None = None,
+    **_kwargs: Any,
+) -> tuple[Float[Tensor, "1 L H D"], None]:
+    """Attention of an encoder's layer over images side by side, whose patches see those of their own image.
+
+    On CUDA in 16 bits that is one call of flash attention, else one for all images of a size.
+
+    Args:
+        cu_seq_lens_q: where images begin, and the end.
+        max_length_q: patches of the largest image.
+        edges: ``cu_seq_lens_q`` on the CPU, where sizes are read; without it the host may wait.
+    """
+    q_HLD, k_HLD, v_HLD = q_1HLD[0], k_1HLD[0], v_1HLD[0]
+    if q_HLD.is_cuda and q_HLD.dtype.itemsize == 2 and q_HLD.shape[-1] % FLASH_HEADS == 0:
+        standard = q_HLD.shape[-1] ** -0.5
+        q_HLD = q_HLD if scaling == standard else q_HLD * (scaling / standard)
+        q_LHD, k_LHD, v_LHD = (x_HLD.transpose(0, 1) for x_HLD in (q_HLD, k_HLD, v_HLD))
+        begins, most = to_device(cu_seq_lens_q, q_HLD.device), int(max_length_q)
+        out_LHD: Any = varlen_attn(q_LHD, k_LHD, v_LHD, begins, begins, most, most)
+        return out_LHD[None], None
+    on_host = cu_seq_lens_q.cpu() if edges is None else edges
+    return _by_size(q_HLD, k_HLD, v_HLD, on_host.numpy(), scaling).transpose(0, 1)[None], None
+
+
+def _by_size(
+    q_HLD: Tensor, k_HLD: Tensor, v_HLD: Tensor, edges: Int32[np.ndarray, "images_plus_1"], scaling: float
+) -> Float[Tensor, "H L D"]:
+    """Attention within images by one call for all that have as many patches."""
+    sizes = np.diff(edges)
+    patches = np.argsort(np.repeat(sizes, sizes), kind="stable")
+    there, back = (to_device(torch.from_numpy(each), q_HLD.device) for each in (patches, np.argsort(patches)))
+    moved = [x_HLD[:, there] for x_HLD in (q_HLD, k_HLD, v_HLD)]
+    made, begin = [], 0
+    for size, count in zip(*np.unique(sizes[sizes > 0], return_counts=True), strict=True):
+        end = begin + size * count
+        q, k, v = (x_HLD[:, begin:end].unflatten(1, (count, size)).transpose(0, 1) for x_HLD in moved)
+        made.append(scaled_dot_product_attention(q, k, v, scale=scaling).transpose(0, 1).flatten(1, 2))
+        begin = end
+    return torch.cat(made, dim=1)[:, back]
+
+
 @contextmanager
 def without_autocast(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Tensors in the dtype of ``torch.autocast``, which is off inside: what is ours decides on its own dtypes.
@@ -110,6 +171,7 @@ def register_attention() -> Any:
     # No mask is registered under the name: then models make none, and do not look for sequences in position_ids first,
     # for which the host would wait.
     transformers.AttentionInterface.register(PACKED, packed_attention)
+    transformers.AttentionInterface.register(ENCODER, encoder_attention)
     return transformers
 
 

@@ -18,7 +18,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.families.family import family_of
 from preshard.trainer.models.folder import check_weights, one_line, read_model_config
 from preshard.trainer.models.gated_delta import follow_states
-from preshard.trainer.models.interface import PACKED, register_attention
+from preshard.trainer.models.interface import ENCODER, PACKED, register_attention
 from preshard.trainer.models.weights import Fill, draw_adapters, draw_weights, read_weights
 
 Weights = Literal["folder", "random", "none"]
@@ -33,7 +33,7 @@ def load_model(
     """The model of a folder as ``transformers`` builds it, on the CPU and in training mode.
 
     Nothing of it is patched. Its language model asks the registered attention of packs instead of its own, layers with
-    a state have a forward of their own, and its vision encoder keeps ``sdpa``.
+    a state have a forward of their own, and its vision encoder keeps ``sdpa``, unless it takes images side by side.
 
     Args:
         folder: as ``save_pretrained`` or a snapshot leaves it. Nothing is downloaded.
@@ -150,6 +150,10 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
     follow_states(model)
+    if family is not None and family.side_by_side:  # as transformers builds it, it would look for a package by the name
+        for module in model.modules():
+            if isinstance(getattr(module, "config", None), type(config.vision_config)):
+                module.config._attn_implementation = ENCODER
     for part in () if family is None else family.unused:
         if (module := getattr(model.base_model, part, None)) is not None:
             module.requires_grad_(False)

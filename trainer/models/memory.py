@@ -57,6 +57,7 @@ KEPT: frozenset[Any] = frozenset(
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,
         _aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.torch_attn._varlen_attn.default,
     }
 )
 """What ``selective`` does not compute again besides the attention of packs: that of vision encoders, and of any model.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class PackedModel(nn.Module):
         self.__dict__["inner"] = model  # as a part of this module it would put its name before all others
         for parts in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[parts] = getattr(model, parts)
-        self._block_paths = block_paths(base, within=model)
+        self._block_paths = block_paths(base, within=model) + _end_paths(base, model)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -84,7 +85,9 @@ class PackedModel(nn.Module):
 
     @property
     def blocks(self) -> tuple[nn.Module, ...]:
-        """The repeated parts, to be sharded one by one: the outermost that the model says are not to be split."""
+        """The parts to be sharded one by one: the outermost that the model says are not to be split, and its two ends,
+        the embedding and the output projection, unless they share a weight.
+        """
         return tuple(self.get_submodule(path) for path in self._block_paths)
 
     @property
@@ -181,21 +184,23 @@ class PackedModel(nn.Module):
             given = self._embedded(batch, inputs, bind_features(batch, cp, features))
             del inputs
         hidden = self._hidden(batch, attends, given | states)
-        with without_autocast(hidden, unwrap(self.inner).get_output_embeddings().weight) as (hidden, weight):
-            how: Any = {
-                "logits_bytes": self.logits_bytes,
-                "loss_tokens": batch.loss_tokens,
-                "softcap": self._sizes.softcap,
-            }
-            if per_token:
-                loss = token_losses(hidden, weight, batch.labels, **how)
-            else:
-                loss = loss_sum(hidden, weight, batch.labels, batch.loss_weights, **how)
+        loss = unwrap(self.inner).get_output_embeddings()(hidden, partial(self._loss, batch, per_token=per_token))
         if not return_dict:
             return loss
         from transformers.modeling_outputs import CausalLMOutput
 
         return CausalLMOutput(loss=loss)
+
+    def _loss(self, batch: RankBatch, hidden: Tensor, weight: Tensor, *, per_token: bool) -> Tensor:
+        how: Any = {
+            "logits_bytes": self.logits_bytes,
+            "loss_tokens": batch.loss_tokens,
+            "softcap": self._sizes.softcap,
+        }
+        with without_autocast(hidden, weight) as (own, projection):
+            if per_token:
+                return token_losses(own, projection, batch.labels, **how)
+            return loss_sum(own, projection, batch.labels, batch.loss_weights, **how)
 
     def _check_batch(self, batch: RankBatch) -> None:
         packed_for = None if batch.model is None else batch.model.model_type
@@ -261,6 +266,24 @@ class PackedModel(nn.Module):
         return unwrap(self.inner).base_model
 
 
+def _end_paths(base: Any, within: nn.Module) -> tuple[str, ...]:
+    """Paths of a model's embedding and output projection, where FSDP can gather each by itself.
+
+    The output projection gets a class that inherits from its own and lends its weight to the loss inside a call, as
+    FSDP gathers by calls.
+    """
+    ends = base.get_input_embeddings(), base.get_output_embeddings()
+    kind = type(ends[1])
+
+    def forward(self: Any, hidden: Tensor, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
+        return kind.forward(self, hidden) if loss is None else loss(hidden, self.weight)
+
+    ends[1].__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    if ends[0].weight is ends[1].weight:
+        return ()
+    return tuple(path for path, module in within.named_modules() if module in ends)
+
+
 def shard_model(
     model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool, on_host: bool = False
 ) -> None:
@@ -287,7 +310,13 @@ def shard_model(
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
     keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if on_host else OffloadPolicy()
     for module in (*blocks, model):
-        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=keep)
+        # the backward begins with the output projection
+        reshard = False if isinstance(module, nn.Linear) else None
+        sharded: Any = fully_shard(
+            module, mesh=mesh, mp_policy=policy, offload_policy=keep, reshard_after_forward=reshard
+        )
+        if isinstance(module, nn.Embedding):
+            sharded.set_unshard_in_backward(False)  # its gradient does not depend on its rows
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -15,11 +15,14 @@ from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.config import make_config
+from preshard.trainer.data import PackedDataset
 from preshard.trainer.dry_run import guard
 from preshard.trainer.dry_run.device import fake_cuda
 from preshard.trainer.dry_run.ledger import Ledger
 from preshard.trainer.dry_run.report import describe
 from preshard.trainer.dry_run.run import DryRun, dry_run
+from preshard.trainer.models import PackedModel
+from preshard.trainer.models.load import empty_model
 
 pytestmark = [
     pytest.mark.process,  # the packs are made by a job
@@ -38,12 +41,14 @@ def run(folder_of: Folders, family: str = "qwen3_vl", **given: Any) -> DryRun:
     return dry_run(make_config({**plain, **given}))
 
 
-@pytest.mark.parametrize("kind", ["gather", "ring", "ulysses"])
-def test_what_a_step_waits_for(folder_of: Folders, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [("qwen3_vl", "gather"), ("qwen3_vl", "ring"), ("qwen3_vl", "ulysses"), ("glm4v", "gather")]
+)
+def test_what_a_step_waits_for(folder_of: Folders, family: str, kind: str) -> None:
     """Fails when a step waits for the device but once, waits for a copy to it, or copies memory that is not
     page-locked: the host then stops until all that was started before has ended.
     """
-    found = run(folder_of, ring=4, attention=kind, recompute="selective", world=8)
+    found = run(folder_of, family, ring=4, attention=kind, recompute="selective", world=8)
     assert [place.rpartition(":")[0] for place in found.waits] == [READS_TOTALS]
     assert not found.blocking
     assert not found.pageable
@@ -67,6 +72,26 @@ def test_memory_by_parts(folder_of: Folders) -> None:
     assert {"gathered", "encoder", "attention"} <= set(found.parts)
     assert sum(found.parts.values()) == found.peak == max(found.peaks.values())
     assert found.peak < RECORDED
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "mistral3"])
+def test_calls_for_images_and_for_parts_of_the_model(folder_of: Folders, family: str) -> None:
+    """Fails when the encoder's attention is a call for each image again, or computed again with ``selective``; or when
+    the embedding and the output projection are whole while others are needed, or gathered once more than needed.
+    """
+    found = run(folder_of, family, recompute="selective", dp_shard=2)
+    model: Any = PackedModel(empty_model(folder_of(family) / "model"))
+    vision, text = model.config.vision_config, model.config.text_config
+    layers = (getattr(vision, "depth", None) or vision.num_hidden_layers) + text.num_hidden_layers
+    assert any(
+        len(pack.units) > 2 for pack in PackedDataset(folder_of(family) / "dataset") if [pack.pack_id] == found.packs
+    )
+    assert found.kernels["forward", "attention"] == found.kernels["backward", "attention"] == layers
+    blocks = model.blocks
+    assert {model.get_input_embeddings(), model.get_output_embeddings()} < set(blocks)
+    gathered = {phase: calls for (phase, kind), (calls, _) in found.collectives.items() if kind == "allgather_base"}
+    # backward: the root and the output projection are there still, and the embedding is not needed
+    assert gathered == {"forward": len(blocks) + 1, "backward": len(blocks) - 2}
 
 
 RECORDED = 7_400_000
