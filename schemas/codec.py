@@ -26,7 +26,6 @@ from preshard.schemas.errors import (
     MemberChanged,
     SampleHeadInvalid,
     SequenceInvalid,
-    TableInvalid,
 )
 from preshard.schemas.files.npz import decode_arrays, encode_arrays
 from preshard.schemas.files.validation import first_violation
@@ -284,18 +283,6 @@ def encode_table(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
-
-
-def decode_table(data: bytes, schema: pa.Schema, where: str) -> pa.Table:
-    """Raises TableInvalid: not Parquet, or its columns differ from ``schema``."""
-    try:
-        table = pq.read_table(io.BytesIO(data))
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise TableInvalid(where, f"is not Parquet ({' '.join(str(error).split())[:200]})") from None
-    if not table.schema.equals(schema):
-        raise TableInvalid(where, f"has the columns {table.schema.names}, not {schema.names} with their types")
-    return table
 
 
 def crc32c(data: bytes) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from preshard.packer_service.demo.media import package_folder
 from preshard.packer_service.ingest.families import tiny
 from preshard.packer_service.ingest.families.folder import load_module
 from preshard.schemas.errors import ConfigError
@@ -55,6 +54,8 @@ def qwen_tokenizer(marks: Sequence[str], size: int | None = None) -> Any:
 
 def _ranks(size: int | None) -> dict[bytes, int]:
     """Tokens by rank, which is their id and the order in which they are merged."""
+    from preshard.packer_service.demo.media import package_folder  # decoders, which no other command needs
+
     lines = (package_folder(PACKAGE, "resources") / FILE).read_bytes().split(b"\n")
     pairs = (line.split() for line in lines[:size] if line)
     return {base64.b64decode(token): int(rank) for token, rank in pairs}

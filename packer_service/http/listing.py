@@ -282,8 +282,7 @@ class Listing:
         """Lists a folder as damaged."""
         self._complete = False
         name = name_below_root(path)
-        unknown = dict.fromkeys(("dataset_id", "counts", "seq_len", "fill", "shards_total", "packed"))
-        entry = DatasetEntry(name=name, state="damaged", reason=reason, shards_done=0, bytes=0, **unknown)
+        entry = DatasetEntry(name=name, state="damaged", reason=reason)
         self._known[name] = Known(name=name, path=path, tag="", entry=entry, looked=time.monotonic())
         self._seen.add(name)
         return []

@@ -7,14 +7,10 @@ from urllib.parse import urlencode
 
 from fastapi import Depends, Path, Query, Request
 
-from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.problems import not_legal
 
 MOST_ITEMS = 1000
 """Most items in one part of a list."""
-
-ServedDataset = Dataset
-"""The first parameter of a function that is called where its dataset is read."""
 
 PackId = Annotated[int, Path(description="A pack's number, in step order.", ge=0, lt=2**63, examples=[0])]
 ShardName = Annotated[str, Path(description="A shard's file name.", max_length=256, examples=["preshard-000000.tar"])]
@@ -24,7 +20,7 @@ Ring = Annotated[int | None, Query(description="Ring degree.", examples=[8], ge=
 Cp = Annotated[int | None, Query(description="CP size, for images.", examples=[8], ge=1, le=4096)]
 
 
-class Part:
+class PageRequest:
     """The part of a list that a request asks for."""
 
     def __init__(
@@ -58,4 +54,4 @@ class Part:
         return f"{self._path}?{urlencode([*self._others, ('offset', offset), ('limit', self.limit)])}"
 
 
-Paged = Annotated[Part, Depends()]
+Paged = Annotated[PageRequest, Depends()]

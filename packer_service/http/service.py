@@ -17,7 +17,7 @@ from preshard.packer_service.http.middleware.compress import accepts_gzip
 from preshard.packer_service.http.pool import Pool, Reply, require_answer
 from preshard.packer_service.http.problems import busy
 from preshard.packer_service.http.settings import ServiceSettings
-from preshard.packer_service.http.worker import Place, Question, answer
+from preshard.packer_service.http.worker import DatasetPlace, WorkerQuestion, answer
 
 LARGEST_KEPT_ANSWER = 4 << 20
 """Bytes up to which an answer is kept as it was sent, so that a few huge ones do not push out everything else."""
@@ -117,10 +117,10 @@ class ServiceState:
 
     def question(
         self, known: Known | None, function: Callable[..., Any], parameters: dict[str, Any], *, gzip: bool
-    ) -> Question:
-        place = None if known is None else Place(self.settings.root, known.path, known.name, known.tag)
+    ) -> WorkerQuestion:
+        place = None if known is None else DatasetPlace(self.settings.root, known.path, known.name, known.tag)
         cache_bytes = self.settings.cache_bytes * (ANSWERS_SHARE - 1) // ANSWERS_SHARE // max(self.pool.n_readers, 1)
-        return Question(
+        return WorkerQuestion(
             place=place,
             function=function,
             parameters=parameters,

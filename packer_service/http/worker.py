@@ -45,7 +45,7 @@ MOST_LOOKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DatasetPlace:
     """A dataset: where it lies below which root, and the tag of the state that is asked about."""
 
     root: str
@@ -55,7 +55,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class WorkerQuestion:
     """What is asked.
 
     Attributes:
@@ -67,7 +67,7 @@ class Question:
         compresses: whether the client reads gzip.
     """
 
-    place: Place | None
+    place: DatasetPlace | None
     function: Callable[..., Any]
     parameters: dict[str, Any]
     tokenizers: tuple[str, ...]
@@ -80,11 +80,11 @@ class _ChangedError(Exception):
 
 
 _CACHE = Cache(0)
-_OPEN: dict[Place, Found] = {}
+_OPEN: dict[DatasetPlace, Found] = {}
 _LOCK = threading.Lock()
 
 
-def answer(question: Question) -> bytes:
+def answer(question: WorkerQuestion) -> bytes:
     """The answer to a question. Its head has ``status``, ``headers``, ``broken`` and ``cache``, or what is wrong."""
     keep_database()
     if _CACHE.limit != question.cache_bytes:
@@ -114,7 +114,7 @@ def answer(question: Question) -> bytes:
     return json.dumps(head).encode() + b"\n" + body
 
 
-def _open(place: Place, tokenizers: tuple[str, ...]) -> Dataset:
+def _open(place: DatasetPlace, tokenizers: tuple[str, ...]) -> Dataset:
     """The dataset, opened once; again where it was broken and is asked about all the same, for it may be repaired."""
     with _LOCK:
         found = _OPEN.get(place)

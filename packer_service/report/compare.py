@@ -234,14 +234,6 @@ def _flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any
             yield f"{path}{key}", value
 
 
-def of_section(rows: Sequence[ComparedRow]) -> dict[str, list[ComparedRow]]:
-    """Rows by section, in order."""
-    found: dict[str, list[ComparedRow]] = {}
-    for row in rows:
-        found.setdefault(row.section, []).append(row)
-    return found
-
-
 def compare_locations(first: str, second: str) -> Comparison:
     """Two datasets or plans side by side.
 

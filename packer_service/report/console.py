@@ -5,12 +5,14 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from preshard.packer_service.report.compare import ComparedRow, Comparison, of_section
+from preshard.packer_service.report.compare import ComparedRow, Comparison
 from preshard.packer_service.report.figures import FLOOR, IMAGE_FIGURES, LAYOUT_FIGURES, Figure, shown
 from preshard.packer_service.report.records import (
     Balances,
@@ -84,14 +86,18 @@ def print_balances(balances: Balances, to: Console) -> None:
     """Prints the tables of layouts and image boundaries, each with what its columns mean."""
     say = partial(to.print, soft_wrap=True, markup=False)
     say(f"balance, means over {balances.balanced_packs} packs; critical paths as multiples of the tile floor")
-    to.print(_layout_table(balances))
+    layouts = [
+        ((scheme, str(degree)), row) for scheme, degrees in balances.balance.items() for degree, row in degrees.items()
+    ]
+    to.print(_table(("layout", "ring degree"), LAYOUT_FIGURES, layouts))
     for line in legend((FLOOR, *shown(LAYOUT_FIGURES, "report"))):
         say(line)
     for degree, counts in balances.preferred.items():
         if degree > 1:
             of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
             say(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
-    to.print(_image_table(balances))
+    images = [((f"cp {size}",), row) for size, row in balances.images.items()]
+    to.print(_table(("image boundaries",), IMAGE_FIGURES, images))
     for line in legend(shown(IMAGE_FIGURES, "report")):
         say(line)
 
@@ -132,7 +138,7 @@ def too_many_rejects(reasons: Sequence[RejectReason], rejected: int, rows: int, 
     )
     return (
         f"{rejected:,} of {rows:,} rows ({rejected / rows:.2%}) were rejected, more than --max-rejects {allowed:g}: "
-        f"{shown}; mend the rows, or allow more with --max-rejects {_allowance(rejected, rows):g}"
+        f"{shown}; mend the rows, or allow more with --max-rejects {-(-100 * rejected // rows) / 100:g}"
     )
 
 
@@ -140,11 +146,6 @@ def _message(reason: RejectReason, characters: int) -> str:
     """What a reject's message says, on one line of so many characters."""
     words = plain(" ".join((reason.message or "no message").split()))
     return words if len(words) <= characters else f"{words[:characters]}..."
-
-
-def _allowance(rejected: int, rows: int) -> float:
-    """The share of rejects in whole percent, rounded up."""
-    return -(-100 * rejected // rows) / 100
 
 
 def unread_lines(columns: Mapping[str, int], files: Mapping[str, int], filtered: Mapping[str, int]) -> list[str]:
@@ -197,19 +198,6 @@ def legend(figures: Iterable[Figure]) -> list[str]:
     return [f"{figure.label}: {figure.explain}" for figure in figures]
 
 
-def _layout_table(balances: Balances) -> Table:
-    rows = [
-        ((scheme, str(degree)), row) for scheme, degrees in balances.balance.items() for degree, row in degrees.items()
-    ]
-    return _table(("layout", "ring degree"), LAYOUT_FIGURES, rows)
-
-
-def _image_table(balances: Balances) -> Table:
-    return _table(
-        ("image boundaries",), IMAGE_FIGURES, [((f"cp {size}",), row) for size, row in balances.images.items()]
-    )
-
-
 def _table(
     names: Sequence[str],
     figures: Sequence[Figure],
@@ -244,7 +232,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     for each in comparison.configuration:
         say(f"  {plain(each.key)}: {_short(each.first)} -> {_short(each.second)}")
     table = Table("", "", "first", "second", "change", "")
-    for section, rows in of_section(comparison.rows).items():
+    for section, rows in groupby(comparison.rows, attrgetter("section")):
         known = [row for row in rows if (row.first, row.second) != (None, None)]
         for number, row in enumerate(known):
             cells = (

@@ -25,27 +25,19 @@ VALUES = (
 """Quoted text and numbers: what differs between messages of one reason. Patterns of RE2."""
 
 
-def reject_reasons(rejects: pa.Table) -> list[RejectReason]:
+class Reasons:
     """The most frequent reasons, most frequent first; equally frequent ones in the order of their first reject.
 
-    Messages of one code that differ only in the values they quote are one reason.
-
-    Args:
-        rejects: ``doc_id``, ``location``, ``code`` and ``message`` of each reject.
+    Messages of one code that differ only in the values they quote are one reason. Rejects come in parts, which are not
+    kept: only one example for each reason is.
     """
-    reasons = Reasons()
-    reasons.add(rejects)
-    return reasons.most()
-
-
-class Reasons:
-    """The same of rejects that come in parts: the parts are not kept, only one example for each reason."""
 
     def __init__(self) -> None:
         self.counts = Counter[tuple[str, str]]()
         self.examples = dict[tuple[str, str], dict[str, Any]]()
 
     def add(self, rejects: pa.Table) -> None:
+        """Adds rejects with ``doc_id``, ``location``, ``code`` and ``message``."""
         messages = pc.fill_null(rejects["message"], "")
         grouped = pa.table(
             {
@@ -77,20 +69,13 @@ def _patterns(codes: pa.ChunkedArray, messages: pa.ChunkedArray) -> pa.ChunkedAr
     return patterns
 
 
-def losses(rejects: pa.Table, documents: pa.Table, truncated: str) -> Losses:
+def losses_of(rejects: Iterable[pa.Table], truncated_tokens: dict[str, int]) -> Losses:
     """Rejects by code and source, and truncated tokens by source.
 
     Args:
-        rejects: the columns of ``rejects.parquet`` but ``stage``.
-        documents: ``source`` of each packed document, and the tokens that it lost.
-        truncated: the column of ``documents`` that holds those tokens.
+        rejects: columns of ``rejects.parquet`` but ``stage``, in parts of which one is in memory at a time.
+        truncated_tokens: of each source that lost any.
     """
-    summed = documents.group_by("source", use_threads=False).aggregate([(truncated, "sum")]).to_pylist()
-    return losses_of([rejects], {row["source"]: row[f"{truncated}_sum"] for row in summed if row[f"{truncated}_sum"]})
-
-
-def losses_of(rejects: Iterable[pa.Table], truncated_tokens: dict[str, int]) -> Losses:
-    """The same from rejects that come in parts, one of which is in memory at a time, and from sums by source."""
     counts, reasons = Counter[tuple[str, str]](), Reasons()
     for part in rejects:
         counts.update({(source, code): number for source, code, number in count_by(part, "source", "code")})

@@ -96,7 +96,7 @@ class SampledMeasures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class GroupQuestion:
     """A query over the rows of one group.
 
     Attributes:
@@ -188,7 +188,7 @@ def image_balance(measures: Measures, group: MeasureGroup, packs: range | None =
 
 def _balance(measures: Measures, group: MeasureGroup, packs: range | None) -> dict[str, Any]:
     """Every figure of a group, by one query."""
-    question = Question(measures=measures, group=group, packs=range(measures.n_packs) if packs is None else packs)
+    question = GroupQuestion(measures=measures, group=group, packs=range(measures.n_packs) if packs is None else packs)
     figures, asked = figures_of(group), ["count(*)"]
     for figure in figures:
         asked += _aggregates(question, figure)
@@ -208,7 +208,7 @@ def _with_degree(group: MeasureGroup) -> str:
     return f"(SELECT *, {group.degree}::BIGINT AS degree FROM rows)"
 
 
-def _aggregates(question: Question, figure: Figure) -> list[str]:
+def _aggregates(question: GroupQuestion, figure: Figure) -> list[str]:
     """What is asked for one figure."""
     value = question.value(figure)
     of_ranks = [f"sum({figure.ranks}[{rank}])" for rank in range(1, question.group.degree + 1)] if figure.ranks else []
@@ -270,7 +270,7 @@ def preferred(measures: Measures, schemes: Sequence[str], degree: int, packs: ra
     return {groups[number].scheme or "": count for number, count in found}
 
 
-def ranked_packs(question: Question, figure: Figure, wanted: slice, *, descending: bool) -> list[int]:
+def ranked_packs(question: GroupQuestion, figure: Figure, wanted: slice, *, descending: bool) -> list[int]:
     """A part of the packs in the order of a figure's values; equal ones by number, those without a value last."""
     start, stop, _ = wanted.indices(len(question.packs))
     order = "DESC" if descending else "ASC"
@@ -287,7 +287,7 @@ def pack_values(
 ) -> dict[int, tuple[float | None, ...]]:
     """The value of each figure in each of some packs, by the pack's number."""
     names = sorted({column for figure in figures for column in figure.columns()} - {"degree"})
-    question = Question(measures=measures, group=group, packs=range(0))
+    question = GroupQuestion(measures=measures, group=group, packs=range(0))
 
     def parts() -> Iterator[pa.Table]:
         for near in _neighbours(sorted(packs)):
@@ -307,7 +307,7 @@ def _neighbours(packs: Sequence[int]) -> Iterator[list[int]]:
         yield list(group)
 
 
-def shard_means(question: Question, figure: Figure, packs_per_shard: int) -> dict[int, float]:
+def shard_means(question: GroupQuestion, figure: Figure, packs_per_shard: int) -> dict[int, float]:
     """The mean over the packs of each shard that have a value, by the shard's number; only shards that have one."""
     value = question.value(figure)
     found = question.ask(
@@ -319,7 +319,7 @@ def shard_means(question: Question, figure: Figure, packs_per_shard: int) -> dic
 
 
 def shard_spreads(
-    question: Question, figures: Sequence[Figure], packs_per_shard: int, shards: Sequence[int]
+    question: GroupQuestion, figures: Sequence[Figure], packs_per_shard: int, shards: Sequence[int]
 ) -> dict[int, tuple[Spread, ...]]:
     """The spread of each figure over the packs of each of some shards, by the shard's number."""
     asked = [each for figure in figures for each in _spread_of(question.value(figure))]
@@ -333,7 +333,7 @@ def shard_spreads(
 
 
 def worst_of_shards(
-    question: Question, figure: Figure, packs_per_shard: int, shards: Sequence[int]
+    question: GroupQuestion, figure: Figure, packs_per_shard: int, shards: Sequence[int]
 ) -> dict[int, tuple[int, float]]:
     """The pack of each of some shards that has the largest value, and that value; of equal ones the first.
 

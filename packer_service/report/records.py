@@ -13,7 +13,7 @@ from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES
 class Figures(BaseModel):
     """Base of every set of figures: frozen, and legal JSON whatever it holds."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="null")
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="null", json_schema_serialization_defaults_required=True)
 
 
 class Spread(Figures):
@@ -104,7 +104,7 @@ class Thinned(Figures):
     seconds: float = Field(ge=0, description="The largest time between two neighbouring frames of theirs.")
 
 
-class Fill(Figures):
+class PackFill(Figures):
     """How full packs are, what the rest is lost to, and how even the steps are."""
 
     seq_len: int = Field(description="Tokens of a pack.", examples=[36864])
@@ -130,7 +130,7 @@ class Fill(Figures):
     )
 
 
-class PlanFill(Fill):
+class PlanFill(PackFill):
     """The same with the totals of a plan."""
 
     documents: int = Field(description="Documents that are packed.")

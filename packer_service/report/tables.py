@@ -101,9 +101,5 @@ def read_packs(folder: Folder, columns: Sequence[str]) -> pa.Table:
     Raises:
         TableInvalid: it is not Parquet, or has other columns.
     """
-    return _read(folder, "packs.parquet", columns)
-
-
-def _read(folder: Folder, name: str, columns: Sequence[str]) -> pa.Table:
-    with open_table(folder, name) as file:
+    with open_table(folder, "packs.parquet") as file:
         return file.read(columns=list(columns))

@@ -44,35 +44,6 @@ def check_bytes(folder: Folder, entry: TableEntry) -> Iterator[Finding]:
         yield TableChanged, f"has the SHA-256 {sha256}; the manifest says {entry.sha256}"
 
 
-class Values:
-    """No value is missing; stages and codes are those of the format."""
-
-    def __init__(self) -> None:
-        self.nulls, self._unknown = Counter[str](), dict[str, set[str]]()
-
-    def add(self, part: pa.Table) -> None:
-        """Looks at some rows."""
-        for name in part.schema.names:
-            if part[name].null_count:
-                self.nulls[name] += part[name].null_count
-            if name in LEGAL:
-                found = set(pc.unique(part[name]).to_pylist()) - {*LEGAL[name], None}
-                self._unknown.setdefault(name, set()).update(found)
-
-    def findings(self, names: list[str]) -> Iterator[Finding]:
-        """What is wrong with all that was looked at.
-
-        Args:
-            names: the table's columns.
-        """
-        for name in names:
-            if self.nulls[name]:
-                yield TableInvalid, f"{name} has {self.nulls[name]} nulls"
-        for name, legal in LEGAL.items():
-            if self._unknown.get(name):
-                yield TableInvalid, f"{name} is {min(self._unknown[name])!r}; legal are {', '.join(legal)}"
-
-
 class TableScan:
     """One pass over a table.
 
@@ -86,7 +57,7 @@ class TableScan:
         kept = config.keep_columns if entry.name == "documents.parquet" else ()
         self.schema = documents_schema(kept) if kept else TABLES[entry.name]
         self.rows, self.usable = 0, False
-        self._values = Values()
+        self._nulls, self._unknown = Counter[str](), dict[str, set[str]]()
 
     def parts(self, faults: Faults) -> Iterator[pa.Table]:
         """The rows, some at a time, as long as no value is missing; what is wrong is added to the faults.
@@ -104,7 +75,7 @@ class TableScan:
         if self.rows != self.entry.rows:
             said = f"has {self.rows} rows; the manifest says {self.entry.rows}"
             faults.extend([(TableChanged, said)], name)
-        found = list(self._values.findings(TABLES[name].names))
+        found = list(self._wrong_values())
         faults.extend(found, name)
         self.usable = not found
 
@@ -118,10 +89,27 @@ class TableScan:
             for batch in file.iter_batches(PART_ROWS):
                 batch.validate(full=True)
                 part = pa.Table.from_batches([batch]).cast(schema)
-                self._values.add(part.select(TABLES[self.entry.name].names))
+                self._look_at_values(part)
                 self.rows += len(part)
-                if not self._values.nulls:
+                if not self._nulls:
                     yield part
+
+    def _look_at_values(self, part: pa.Table) -> None:
+        for name in TABLES[self.entry.name].names:
+            if part[name].null_count:
+                self._nulls[name] += part[name].null_count
+            if name in LEGAL:
+                found = set(pc.unique(part[name]).to_pylist()) - {*LEGAL[name], None}
+                self._unknown.setdefault(name, set()).update(found)
+
+    def _wrong_values(self) -> Iterator[Finding]:
+        """No value is missing; stages and codes are those of the format."""
+        for name in TABLES[self.entry.name].names:
+            if self._nulls[name]:
+                yield TableInvalid, f"{name} has {self._nulls[name]} nulls"
+        for name, legal in LEGAL.items():
+            if self._unknown.get(name):
+                yield TableInvalid, f"{name} is {min(self._unknown[name])!r}; legal are {', '.join(legal)}"
 
 
 def _not_parquet(error: Exception) -> str:

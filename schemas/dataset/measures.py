@@ -86,7 +86,7 @@ class MeasureGroup:
         return ("pack_id", "degree", *self.scalars, *self.loads)
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """A row group, and the packs of which it has rows."""
 
     row_group: int
@@ -134,7 +134,7 @@ class MeasureOrder:
         """The number of rows of every row group."""
         return [len(block) for block in self.blocks() for _ in self.groups]
 
-    def parts(self, group: MeasureGroup, packs: range) -> list[Part]:
+    def parts(self, group: MeasureGroup, packs: range) -> list[GroupPart]:
         """The row groups of one group that hold any of some consecutive packs.
 
         Raises:
@@ -143,7 +143,7 @@ class MeasureOrder:
         number, each = self.groups.index(group), self.block_packs
         blocks = range(packs.start // each, -(-min(packs.stop, self.n_packs) // each)) if len(packs) else range(0)
         return [
-            Part(block * len(self.groups) + number, range(block * each, min((block + 1) * each, self.n_packs)))
+            GroupPart(block * len(self.groups) + number, range(block * each, min((block + 1) * each, self.n_packs)))
             for block in blocks
         ]
 

@@ -15,7 +15,7 @@ from preshard.packer_service.report.compare import balance_entries
 from preshard.packer_service.report.console import print_balances
 from preshard.packer_service.report.figures import FIGURES, FLOOR, MEASURED
 from preshard.packer_service.report.measures import (
-    Question,
+    GroupQuestion,
     SampledMeasures,
     all_balances,
     image_balance,
@@ -184,7 +184,7 @@ def test_packs_and_shards_are_sorted_by_any_measure() -> None:
     for figure in (MEASURED["traffic"], MEASURED["images"]):
         group = GROUP if figure.of == "layout" else IMAGES
         values = pack_values(measures, group, [figure], range(100))
-        question = Question(measures=measures, group=group, packs=range(10, 90))
+        question = GroupQuestion(measures=measures, group=group, packs=range(10, 90))
         own = [(pack, values[pack][0]) for pack in range(10, 90)]
         for sign in (1, -1):
             wanted = [pack for pack, _ in sorted(own, key=lambda e: (e[1] is None, sign * (e[1] or 0), e[0]))]

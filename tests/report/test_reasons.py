@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from preshard.packer_service.report.console import reason_lines, unread_lines
-from preshard.packer_service.report.losses import LISTED, reject_reasons
+from preshard.packer_service.report.losses import LISTED, losses_of
+from preshard.packer_service.report.records import RejectReason
 from preshard.schemas.tables import rejects_table
 
 
@@ -23,9 +24,13 @@ def rejects(*reasons: tuple[str, str | None]) -> pa.Table:
     )
 
 
+def reasons_of(*parts: pa.Table) -> list[RejectReason]:
+    return losses_of(parts, {}).reject_reasons
+
+
 def test_messages_that_differ_in_values_are_one_reason() -> None:
     """Fails when forty rows with one fault are forty reasons, or two faults become one."""
-    found = reject_reasons(
+    found = reasons_of(
         rejects(
             ("too_long", "has 2005 tokens, more than seq_len 1024"),
             ("bad_row", "messages[0].role is 'it''s'; legal are user"),
@@ -54,13 +59,13 @@ def test_the_lines_name_the_most_frequent_and_count_the_others() -> None:
     """Fails when a reject is in none of the lines, or the lines do not say where all rejects are."""
     words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"]
     assert len(words) == LISTED + 2
-    reasons = reject_reasons(rejects(*[("bad_row", f"{word} is wrong") for word in [*words, "k"]], ("empty", None)))
+    reasons = reasons_of(rejects(*[("bad_row", f"{word} is wrong") for word in [*words, "k"]], ("empty", None)))
     lines = reason_lines(reasons, 14, "out/rejects.parquet")
     assert lines[1] == "  2 bad_row: k is wrong (rows.jsonl:11)"
     assert lines[2] == "  1 bad_row: a is wrong (rows.jsonl:1)"
     assert lines[-2:] == ["  3 for other reasons", "  every reject: out/rejects.parquet"]
-    assert reason_lines(reject_reasons(rejects(("empty", None))), 1)[1:] == ["  1 empty: no message (rows.jsonl:1)"]
-    assert reason_lines(reject_reasons(rejects(("empty", "x")).slice(0, 0)), 0) == []
+    assert reason_lines(reasons_of(rejects(("empty", None))), 1)[1:] == ["  1 empty: no message (rows.jsonl:1)"]
+    assert reason_lines(reasons_of(rejects(("empty", "x")).slice(0, 0)), 0) == []
 
 
 def test_what_nothing_read_is_named_most_frequent_first() -> None:

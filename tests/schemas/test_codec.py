@@ -8,7 +8,6 @@ import pickle
 import tarfile
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +20,7 @@ from preshard.schemas.codec import (
     decode_layouts,
     decode_manifest,
     decode_sequence,
-    decode_table,
     encode_index,
-    encode_table,
     sample_key,
     tar_header,
     tar_member,
@@ -36,12 +33,10 @@ from preshard.schemas.errors import (
     ManifestInvalid,
     SampleHeadInvalid,
     SequenceInvalid,
-    TableInvalid,
 )
 from preshard.schemas.files.npz import encode_arrays
 from preshard.schemas.manifest import StoredImage
 from preshard.schemas.sequence import SEQUENCE_DTYPES
-from preshard.schemas.tables import REJECTS
 
 
 def arrays(**changed: np.ndarray | None) -> bytes:
@@ -135,14 +130,8 @@ def test_an_older_dataset_is_refused_with_the_command_that_packs_it_again(versio
     )
 
 
-def test_tables_and_indices() -> None:
-    """Fails when a table of other columns, or an index of another size, is read."""
-    rows = pa.Table.from_pylist([{"doc_id": "a", "code": "empty"}], schema=REJECTS)
-    assert decode_table(encode_table(rows), REJECTS, "x").equals(rows)
-    with pytest.raises(TableInvalid, match="has the columns"):
-        decode_table(encode_table(rows.select(["doc_id"])), REJECTS, "x")
-    with pytest.raises(TableInvalid, match="is not Parquet"):
-        decode_table(b"PAR1", REJECTS, "x")
+def test_indices() -> None:
+    """Fails when an index of another size is read."""
     offsets = np.array([0, 2**40], np.uint64)
     assert decode_index(encode_index(offsets)).tolist() == [0, 2**40]
     for data in (b"", b"1234567"):
@@ -191,18 +180,6 @@ def test_headers_of_members_are_those_of_tarfile(name: str, size: int) -> None:
     except ValueError as error:
         found = str(error)
     assert found == expected
-
-
-def test_a_long_reason_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when what a library says of damaged bytes fills a terminal."""
-
-    def broken(source: object) -> pa.Table:
-        raise pa.ArrowInvalid("no  footer\n" + "x" * 1000)
-
-    monkeypatch.setattr("preshard.schemas.codec.pq.read_table", broken)
-    with pytest.raises(TableInvalid) as caught:
-        decode_table(b"", REJECTS, "x")
-    assert caught.value.detail == f"is not Parquet (no footer {'x' * 190})"
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity"])

@@ -13,7 +13,7 @@ from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.report import measures
 from preshard.packer_service.report.figures import MEASURED, Figure
-from preshard.packer_service.report.measures import Question
+from preshard.packer_service.report.measures import GroupQuestion
 from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, Spread
 from preshard.schemas.dataset.measures import MeasureGroup
 
@@ -28,11 +28,11 @@ def group_of(figure: Figure, chosen: Chosen) -> MeasureGroup:
 
 
 @contextmanager
-def asking(dataset: Dataset, figure: Figure, chosen: Chosen, packs: range | None = None) -> Iterator[Question]:
+def asking(dataset: Dataset, figure: Figure, chosen: Chosen, packs: range | None = None) -> Iterator[GroupQuestion]:
     """The rows that have a figure, of all packs or some."""
     with dataset.measures() as rows:
         every = range(dataset.n_packs) if packs is None else packs
-        yield Question(measures=rows, group=group_of(figure, chosen), packs=every)
+        yield GroupQuestion(measures=rows, group=group_of(figure, chosen), packs=every)
 
 
 def pack_measures(dataset: Dataset, chosen: Chosen, packs: Sequence[int]) -> dict[str, list[float | None]]:

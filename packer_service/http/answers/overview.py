@@ -18,7 +18,7 @@ from preshard.packer_service.report.compare import ComparedSide, compared_side
 from preshard.packer_service.report.dataset import mixture_of
 from preshard.packer_service.report.fill import SUMMED, DocumentSums, LengthCounts, fill_of
 from preshard.packer_service.report.losses import count_by, losses_of
-from preshard.packer_service.report.records import Fill, PlanFill
+from preshard.packer_service.report.records import PackFill, PlanFill
 
 MOST_BITS = 64
 """Binary digits of the largest number that a table holds."""
@@ -71,7 +71,7 @@ class WrittenSums(DocumentSums):
 
 
 def overview(dataset: Dataset) -> Overview:
-    """Fill, losses, sources and sizes, kept."""
+    """PackFill, losses, sources and sizes, kept."""
     return dataset.kept(("overview",), lambda: _overview(dataset), size_of)
 
 
@@ -110,7 +110,7 @@ def reject_columns(dataset: Dataset) -> pa.Table:
 def _overview(dataset: Dataset) -> Overview:
     rejects, sums = reject_columns(dataset), written_sums(dataset)
     return Overview(
-        **{name: value for name, value in written_fill(dataset) if name in Fill.model_fields},
+        **{name: value for name, value in written_fill(dataset) if name in PackFill.model_fields},
         **dict(losses_of([rejects], sums.lost_tokens)),
         sources=_sources(sums, rejects),
         histograms=_histograms(dataset, sums),

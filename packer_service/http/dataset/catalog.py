@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
@@ -150,8 +149,8 @@ def _planned_shards(folder: ServedFolder) -> int | None:
 def entry_of(found: Found) -> DatasetEntry:
     """A dataset, whatever its state, as the list shows it."""
     if isinstance(found, Unfinished):
-        return _fill_in(
-            found.name,
+        return DatasetEntry(
+            name=found.name,
             state="unfinished",
             reason=found.reason,
             shards_done=found.shards_done,
@@ -159,10 +158,10 @@ def entry_of(found: Found) -> DatasetEntry:
             bytes=found.bytes,
         )
     if not isinstance(found, Dataset):
-        return _fill_in(found.name, state="damaged", reason=found.reason)
+        return DatasetEntry(name=found.name, state="damaged", reason=found.reason)
     counts, manifest = found.manifest.counts, found.manifest
-    return _fill_in(
-        found.name,
+    return DatasetEntry(
+        name=found.name,
         state="whole" if found.broken is None else "damaged",
         reason=found.broken,
         dataset_id=manifest.dataset_id,
@@ -174,8 +173,3 @@ def entry_of(found: Found) -> DatasetEntry:
         bytes=found.shard_bytes,
         packed=found.run[0],
     )
-
-
-def _fill_in(name: str, **known: Any) -> DatasetEntry:
-    unknown = dict.fromkeys(("reason", "dataset_id", "counts", "seq_len", "fill", "shards_total", "packed"))
-    return DatasetEntry(**{"name": name, "shards_done": 0, "bytes": 0, **unknown, **known})

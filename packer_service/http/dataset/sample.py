@@ -25,7 +25,7 @@ _LARGEST_HEADER = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class SamplePlace:
     """Where a pack lies in its shard."""
 
     pack_id: int
@@ -42,7 +42,7 @@ class Place:
 class ServedSample:
     """A pack without its crops."""
 
-    place: Place
+    place: SamplePlace
     head: SampleHead
     sequence: PackedSequence
     layouts: dict[str, TokenLayout]
@@ -80,7 +80,7 @@ def rows_of_crops(head: SampleHead) -> list[tuple[int, int]]:
     return ranges
 
 
-def place_of(dataset: Dataset, pack_id: int) -> Place:
+def place_of(dataset: Dataset, pack_id: int) -> SamplePlace:
     """Where a pack lies in its shard.
 
     Raises:
@@ -96,7 +96,7 @@ def place_of(dataset: Dataset, pack_id: int) -> Place:
     with dataset.reading():
         if not (offset >= 0 and 0 < header <= size <= shard.bytes - offset and header <= _LARGEST_HEADER):
             raise PackRowInvalid("packs.parquet", f"pack {pack_id} lies outside its shard")
-    return Place(
+    return SamplePlace(
         pack_id=pack_id,
         key=sample_key(pack_id),
         shard=shard.name,
@@ -118,7 +118,7 @@ def read_sample(dataset: Dataset, pack_id: int) -> ServedSample:
     return dataset.kept(("sample", pack_id), lambda: _read(dataset, place), size_of)
 
 
-def _read(dataset: Dataset, place: Place) -> ServedSample:
+def _read(dataset: Dataset, place: SamplePlace) -> ServedSample:
     data = dataset.read_range(place.shard, place.offset, place.header_size)
     where = f"{SHARDS}/{place.shard}, sample {place.key}"
     with dataset.reading():

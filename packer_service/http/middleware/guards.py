@@ -113,13 +113,13 @@ class Bounds:
     def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self.app = app
         self.settings = settings
-        self.held = _Held(MAX_BODIES_BYTES)
+        self.held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, MAX_BODY_BYTES, self.held)
+        exchange = _Exchange(scope, receive, send, self)
         seconds = self.settings.request_seconds + (self.settings.plan_seconds if scope["path"] == PLAN_PATH else 0)
         try:
             exchange.check_declared()
@@ -138,31 +138,31 @@ class Bounds:
 class _Exchange:
     """A request and its answer. Once there is a problem, no other answer is sent."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int, held: _Held) -> None:
-        self._scope, self._receive, self._send, self._limit, self._held = scope, receive, send, limit, held
+    def __init__(self, scope: Scope, receive: Receive, send: Send, bounds: Bounds) -> None:
+        self._scope, self._receive, self._send, self._bounds = scope, receive, send, bounds
         self._size = 0
         self.started = False
         self.problem: ProblemError | None = None
 
     def check_declared(self) -> None:
         declared = dict(self._scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self._limit:
+        if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
             self._refuse_large()
 
     async def receive(self) -> Message:
         message = await self._receive()
         size = len(message.get("body", b""))
         self._size += size
-        self._held.bytes += size
-        if self._size > self._limit:
+        self._bounds.held_bytes += size
+        if self._size > MAX_BODY_BYTES:
             self._refuse_large()
-        if self._held.bytes > self._held.limit:
+        if self._bounds.held_bytes > MAX_BODIES_BYTES:
             self._refuse(busy("The bodies of other requests take all the memory that there is for bodies.", 5))
         return message
 
     def let_go(self) -> None:
         """The request is over, and its body with it."""
-        self._held.bytes -= self._size
+        self._bounds.held_bytes -= self._size
         self._size = 0
 
     async def send(self, message: Message) -> None:
@@ -171,21 +171,13 @@ class _Exchange:
             await self._send(message)
 
     def _refuse_large(self) -> NoReturn:
-        detail = f"The body has more than {self._limit} bytes, the most that the service reads."
+        detail = f"The body has more than {MAX_BODY_BYTES} bytes, the most that the service reads."
         self._refuse(ProblemError(413, "too-large", "Request too large", detail, {"Connection": "close"}))
 
     def _refuse(self, problem: ProblemError) -> NoReturn:
         # the framework may take the exception for a malformed body and answer with that: the problem is sent instead
         self.problem = problem
         raise _RefusedError
-
-
-class _Held:
-    """Bytes of all bodies that are being read or answered."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.bytes = 0
 
 
 class _RefusedError(Exception):

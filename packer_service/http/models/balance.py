@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model
 
-from preshard.packer_service.http.models.common import Answer, PageOf
+from preshard.packer_service.http.models.common import PageOf
 from preshard.packer_service.report.figures import MEASURED
-from preshard.packer_service.report.records import ImageBalance, LayoutBalance, Spread
+from preshard.packer_service.report.records import Figures, ImageBalance, LayoutBalance, Spread
 
 if TYPE_CHECKING:
     Measure = str
@@ -17,7 +17,7 @@ else:
     """What packs and shards are compared by: imbalances of loads, critical paths over the tile floor, or KV traffic."""
 
 
-class Balance(Answer):
+class Balance(Figures):
     """Layouts at their ring degrees side by side, and the images: those asked for, or else all."""
 
     dataset_id: str
@@ -30,7 +30,7 @@ class Balance(Answer):
     )
 
 
-class Heaviest(Answer):
+class Heaviest(Figures):
     """The document that takes most of a pack's attention, and what else the pack holds."""
 
     doc_id: str
@@ -45,7 +45,7 @@ class Heaviest(Answer):
     pack_images: int = Field(description="Crops of the pack.")
 
 
-class WorstPack(Answer):
+class WorstPack(Figures):
     """The pack of a shard that is worst by the measure, and why."""
 
     pack_id: int
@@ -54,7 +54,7 @@ class WorstPack(Answer):
     why: str = Field(description="The same in a sentence.")
 
 
-class _Shard(Answer):
+class _Shard(Figures):
     name: str = Field(examples=["preshard-000000.tar"])
     first_pack: int
     packs: int
@@ -77,7 +77,7 @@ class ShardRow(create_model("MeasuredShard", __base__=_Shard, **_spreads)):  # t
     worst: WorstPack | None = Field(description="Its worst pack by `sort`; null where no pack has the measure.")
 
 
-class Chosen(Answer):
+class Chosen(Figures):
     """The layout and degrees that an answer is about: those asked for, or the service's defaults."""
 
     layout: str = Field(description="Default: `balanced_ring` where it is stored, else the last one stored.")

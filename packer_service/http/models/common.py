@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from preshard.packer_service.report.records import Figures
 
 T = TypeVar("T")
-
-
-class Answer(Figures):
-    """Base of every answer that is more than figures of the report."""
 
 
 class Problem(BaseModel):
@@ -30,7 +26,7 @@ class Problem(BaseModel):
     request_id: str = Field(description="Identifies the request in the access log.")
 
 
-class PageOf(Answer, Generic[T]):
+class PageOf(Figures, Generic[T]):
     """Part of a list. The `Link` header names the neighbouring parts as well."""
 
     items: list[T]
@@ -46,12 +42,9 @@ class PageOf(Answer, Generic[T]):
         return {"link": ", ".join(links)} if links else {}
 
 
-class Histogram(Answer):
+class Histogram(Figures):
     """Counts of values between edges: bar i counts `edges[i] <= value < edges[i + 1]`, the last one also its end."""
 
     unit: str = Field(description="What the edges count.", examples=["tokens"])
     edges: list[float] = Field(examples=[[0, 1024, 2048]])
     counts: list[int] = Field(examples=[[118, 31]])
-
-
-JsonObject = Annotated[dict[str, Any], Field(description="Free JSON.")]

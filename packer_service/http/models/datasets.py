@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from preshard.packer_service.http.models.common import Answer, Histogram, JsonObject, PageOf
-from preshard.packer_service.report.records import Fill, Losses, Unread, Warned
+from preshard.packer_service.http.models.common import Histogram, PageOf
+from preshard.packer_service.report.records import Figures, Losses, PackFill, Unread, Warned
 from preshard.schemas.manifest import Counts, TokenizerEntry
 
 State = Literal["whole", "unfinished", "damaged"]
@@ -18,14 +18,14 @@ def name_below_root(path: str) -> str:
     return path.replace("~", "~0").replace(":", "~1").replace("/", ":")
 
 
-class Health(Answer):
+class Health(Figures):
     """The service is up."""
 
     status: Literal["ok"] = "ok"
     version: str = Field(description="preshard's version.")
 
 
-class DatasetEntry(Answer):
+class DatasetEntry(Figures):
     """A dataset in the list."""
 
     name: str = Field(
@@ -36,15 +36,17 @@ class DatasetEntry(Answer):
     state: State = Field(
         description="`whole`; `unfinished` (no manifest yet); `damaged` (cannot be served, see `reason`)."
     )
-    reason: str | None = Field(description="Why it is damaged or unfinished.")
-    dataset_id: str | None = Field(description="SHA-256 of configuration, tokenizer and plan; whole datasets only.")
-    counts: Counts | None = Field(description="The manifest's totals; whole datasets only.")
-    seq_len: int | None = Field(description="Tokens of a pack; whole datasets only.", examples=[36864])
-    fill: float | None = Field(description="Real tokens over all tokens of the packs.", examples=[0.934])
-    shards_done: int = Field(description="Shards that are written.", examples=[4])
-    shards_total: int | None = Field(description="Shards that there will be, if known.", examples=[4])
-    bytes: int = Field(description="Bytes of the shards.", examples=[48127488])
-    packed: str | None = Field(description="When packing ended, from run.json, RFC 3339; null where it does not say.")
+    reason: str | None = Field(None, description="Why it is damaged or unfinished.")
+    dataset_id: str | None = Field(None, description="SHA-256 of configuration, tokenizer and plan; if whole.")
+    counts: Counts | None = Field(None, description="The manifest's totals; whole datasets only.")
+    seq_len: int | None = Field(None, description="Tokens of a pack; whole datasets only.", examples=[36864])
+    fill: float | None = Field(None, description="Real tokens over all tokens of the packs.", examples=[0.934])
+    shards_done: int = Field(0, description="Shards that are written.", examples=[4])
+    shards_total: int | None = Field(None, description="Shards that there will be, if known.", examples=[4])
+    bytes: int = Field(0, description="Bytes of the shards.", examples=[48127488])
+    packed: str | None = Field(
+        None, description="When packing ended, from run.json, RFC 3339; null where it does not say."
+    )
 
 
 class DatasetPage(PageOf[DatasetEntry]):
@@ -53,7 +55,7 @@ class DatasetPage(PageOf[DatasetEntry]):
     complete: bool = Field(description="False where the root is deeper or wider than the service looks.")
 
 
-class SourceTotals(Answer):
+class SourceTotals(Figures):
     """What became of one source's documents."""
 
     source: str = Field(examples=["text"])
@@ -65,7 +67,7 @@ class SourceTotals(Answer):
     rejects: dict[str, int] = Field(description="The same by code.")
 
 
-class Histograms(Answer):
+class Histograms(Figures):
     """How sizes are distributed."""
 
     document_tokens: Histogram
@@ -76,7 +78,7 @@ class Histograms(Answer):
     pack_documents: Histogram
 
 
-class Overview(Fill, Losses):
+class Overview(PackFill, Losses):
     """How full a dataset is, how even its steps are, what was lost and why: what its tables say of it."""
 
     sources: list[SourceTotals]
@@ -99,6 +101,6 @@ class DatasetDetail(Overview, Unread, Warned):
     cp_sizes: list[int] = Field(description="CP sizes for which images are divided.", examples=[[1, 2, 4, 8]])
     files: list[str] = Field(description="Names of the source files.")
     tokenizer: TokenizerEntry
-    config: JsonObject
+    config: dict[str, Any] = Field(description="Free JSON.")
     seconds: dict[str, float] = Field(description="Time that the job's phases took, from run.json.")
     plan_seconds: float

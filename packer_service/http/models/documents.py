@@ -5,12 +5,13 @@ from __future__ import annotations
 from pydantic import Field
 
 from preshard.packer_service.http.models.balance import Chosen
-from preshard.packer_service.http.models.common import Answer, PageOf
+from preshard.packer_service.http.models.common import PageOf
 from preshard.packer_service.report.document import ShownSpan
+from preshard.packer_service.report.records import Figures
 from preshard.schemas.manifest import UnitKind
 
 
-class DocumentRow(Answer):
+class DocumentRow(Figures):
     """A packed document, or one piece of it."""
 
     doc_id: str
@@ -32,7 +33,7 @@ class DocumentPage(PageOf[DocumentRow]):
     """Packed documents in the order of their packs."""
 
 
-class TokensOnRank(Answer):
+class TokensOnRank(Figures):
     """How many tokens of a document a ring rank holds."""
 
     ring_rank: int
@@ -50,7 +51,7 @@ class PlacedPiece(DocumentRow):
     images: list[int] | None = Field(description="Its range of the pack's crops: the first, and one past the last.")
 
 
-class RejectRow(Answer):
+class RejectRow(Figures):
     """A rejected document."""
 
     doc_id: str
@@ -69,7 +70,7 @@ class RejectPage(PageOf[RejectRow]):
     by_stage: dict[str, int]
 
 
-class Whereabouts(Answer):
+class Whereabouts(Figures):
     """Where a document went: its pieces and its rejects. One of the two is empty unless part of it was lost, or another
     row of the source has the same id."""
 
@@ -80,7 +81,7 @@ class Whereabouts(Answer):
     summary: str = Field(description="The same as a sentence.")
 
 
-class CropToShow(Answer):
+class CropToShow(Figures):
     """A stored picture. Its bytes are at `url`."""
 
     index: int = Field(description="Its number in the pack.")
@@ -90,7 +91,7 @@ class CropToShow(Answer):
     timestamp: float | None = Field(description="Seconds from the clip's start; null for a still image.")
 
 
-class UnitToShow(Answer):
+class UnitToShow(Figures):
     """A still image with its crops, a frame, or several frames, and the tokens that stand for it."""
 
     number: int = Field(description="Its number in the document, which spans refer to.")
@@ -105,7 +106,7 @@ class UnitToShow(Answer):
     crops: list[CropToShow]
 
 
-class DocumentToRead(Answer):
+class DocumentToRead(Figures):
     """A document of a pack, or a part of its tokens."""
 
     pack_id: int

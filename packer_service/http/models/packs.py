@@ -7,12 +7,13 @@ from typing import Any, Literal
 from pydantic import Field, create_model
 
 from preshard.packer_service.http.models.balance import Chosen
-from preshard.packer_service.http.models.common import Answer, PageOf
+from preshard.packer_service.http.models.common import PageOf
 from preshard.packer_service.report.figures import MEASURED
+from preshard.packer_service.report.records import Figures
 from preshard.schemas.manifest import UnitKind
 
 
-class _Pack(Answer):
+class _Pack(Figures):
     pack_id: int
     key: str = Field(examples=["0000000007"])
     shard: str
@@ -45,7 +46,7 @@ class PackPage(PageOf[PackRow]):
     sort: str
 
 
-class DocumentInPack(Answer):
+class DocumentInPack(Figures):
     """A document's place in the pack. `number` is its value in `doc_ids`."""
 
     number: int
@@ -68,7 +69,7 @@ class DocumentInPack(Answer):
     attention_area: int = Field(description="Allowed pairs of the document.")
 
 
-class UnitInPack(Answer):
+class UnitInPack(Figures):
     """What the vision encoder may not be split inside of: a still image with its crops, a frame, or several frames."""
 
     index: int
@@ -86,7 +87,7 @@ class UnitInPack(Answer):
     end_image: int = Field(description="One past its last crop.")
 
 
-class ImageInPack(Answer):
+class ImageInPack(Figures):
     """A crop. Its bytes are at `url`; its pooled rows fill tokens between `start` and `end`."""
 
     index: int
@@ -103,7 +104,7 @@ class ImageInPack(Answer):
     end: int = Field(description="One past the last such token.")
 
 
-class RankBoundary(Answer):
+class RankBoundary(Figures):
     """Half-open ranges of the crops and pooled rows of one CP rank."""
 
     rank: int
@@ -134,7 +135,7 @@ class PackDetail(_Pack):
     next: int | None
 
 
-class RingStep(Answer):
+class RingStep(Figures):
     """One step of ring attention, in which rank r has the keys of rank (r - step) mod R."""
 
     step: int
@@ -143,7 +144,7 @@ class RingStep(Answer):
     slowest: int = Field(description="The first of the ranks with the most tiles.")
 
 
-class RingRank(Answer):
+class RingRank(Figures):
     """What a ring rank holds and does."""
 
     ring_rank: int
@@ -156,7 +157,7 @@ class RingRank(Answer):
     needs: list[tuple[int, int]] = Field(description="Half-open ranges of the key blocks that its queries see.")
 
 
-class CpRank(Answer):
+class CpRank(Figures):
     """A CP rank's tokens and crops. `runs` are ranges (start, length) in natural order, listed in slice order."""
 
     cp_rank: int
@@ -168,7 +169,7 @@ class CpRank(Answer):
     pooled_tokens: int | None
 
 
-class PackLayout(Answer):
+class PackLayout(Figures):
     """What each rank owns and computes under one layout at one ring and Ulysses degree."""
 
     pack_id: int
@@ -199,7 +200,7 @@ class PackLayout(Answer):
     cp_ranks: list[CpRank]
 
 
-class MaskPicture(Answer):
+class MaskPicture(Figures):
     """The mask in cells of `cell` x `cell` tokens: rows are queries, columns keys."""
 
     pack_id: int
@@ -213,7 +214,7 @@ class MaskPicture(Answer):
     owners: list[int] = Field(description="Ring rank with most tokens in each cell's range.")
 
 
-class TokenSpan(Answer):
+class TokenSpan(Figures):
     """Consecutive tokens of one kind, document, branch and loss. `text` is null for images and padding."""
 
     start: int
@@ -231,7 +232,7 @@ class TokenSpan(Answer):
     unit: int | None = Field(description="The unit whose pooled rows these tokens are.")
 
 
-class PackText(Answer):
+class PackText(Figures):
     """A range of tokens, and their text."""
 
     pack_id: int

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query
 from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.dataset.sample import read_sample
-from preshard.packer_service.http.parameters import ServedDataset
 from preshard.packer_service.http.problems import ProblemError, not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.advice.answer import Advisor
@@ -24,7 +23,7 @@ router = APIRouter(prefix="/v1/datasets/{name}", tags=["advice"], route_class=Da
 
 
 @router.get("/advice", summary="Which split of packs over GPUs trains fastest")
-def advice(dataset: ServedDataset, asked: Annotated[AdviceQuestion, Query()]) -> Advice:
+def advice(dataset: Dataset, asked: Annotated[AdviceQuestion, Query()]) -> Advice:
     """The answer of `preshard advise`: the fastest splits with their times and memory, and everything assumed.
 
     Every assumption is a parameter. A model's dimensions that are not given are those of the dataset's `cost`.

@@ -29,7 +29,7 @@ from preshard.packer_service.http.models.balance import (
     ShardRow,
     WorstPack,
 )
-from preshard.packer_service.http.parameters import Cp, Layout, Paged, Ring, ServedDataset, ShardName
+from preshard.packer_service.http.parameters import Cp, Layout, Paged, Ring, ShardName
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.figures import MEASURED
@@ -43,14 +43,14 @@ WORST = 5
 
 
 @router.get("/balance", tags=["balance"], summary="Layouts at all degrees side by side")
-def balance(dataset: ServedDataset, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
+def balance(dataset: Dataset, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
     """For the layouts, ring degrees and CP sizes asked for, or else for all."""
     return Balance(**_balance(dataset, layout, ring, cp, None), shard=None)
 
 
 @router.get("/shards/{shard}/balance", tags=["balance"], summary="The same for one shard, and its worst packs")
 def shard_balance(
-    dataset: ServedDataset,
+    dataset: Dataset,
     shard: ShardName,
     layout: Layout = None,
     ring: Ring = None,
@@ -92,7 +92,7 @@ SORTS = ("first_pack", "bytes", "fill", "cost", *MEASURED)
 
 @router.get("/shards", tags=["shards"], summary="Shards, the worst balanced first")
 def shards(
-    dataset: ServedDataset,
+    dataset: Dataset,
     part: Paged,
     sort: Annotated[
         str,

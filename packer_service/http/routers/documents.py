@@ -25,7 +25,7 @@ from preshard.packer_service.http.models.documents import (
     TokensOnRank,
     Whereabouts,
 )
-from preshard.packer_service.http.parameters import Layout, Paged, Ring, ServedDataset
+from preshard.packer_service.http.parameters import Layout, Paged, Ring
 from preshard.packer_service.http.problems import not_found
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.schemas.layout import TokenLayout
@@ -47,7 +47,7 @@ Text = Annotated[str | None, Query(max_length=1024)]
 
 @router.get("/documents", summary="Packed documents by their id")
 def documents(
-    dataset: ServedDataset, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
+    dataset: Dataset, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
 ) -> DocumentPage:
     """Those whose id begins with `prefix` and contains `contains`, from one `source`; all without these parameters."""
     found: range | Int64[np.ndarray, "rows"] = range(dataset.n_rows(DOCUMENTS))
@@ -96,7 +96,7 @@ def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, 
 
 @router.get("/documents/{doc_id:path}", summary="Where a document went")
 def document(
-    dataset: ServedDataset,
+    dataset: Dataset,
     doc_id: Annotated[str, Path(description="A document's id.", max_length=65536)],
     layout: Layout = None,
     ring: Ring = None,
@@ -166,9 +166,7 @@ def _summary(pieces: list[PlacedPiece], rejects: list[RejectRow]) -> str:
 
 
 @router.get("/rejects", summary="What was lost, and why")
-def rejects(
-    dataset: ServedDataset, part: Paged, code: Text = None, source: Text = None, stage: Text = None
-) -> RejectPage:
+def rejects(dataset: Dataset, part: Paged, code: Text = None, source: Text = None, stage: Text = None) -> RejectPage:
     """Rejected documents in source order, all or those of one code, source or stage."""
     asked = {"code": code, "source": source, "stage": stage}
     conditions = [pc.equal(dataset.column(REJECTS, name), value) for name, value in asked.items() if value is not None]

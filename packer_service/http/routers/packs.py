@@ -24,7 +24,7 @@ from preshard.packer_service.http.models.packs import (
     RankBoundary,
     UnitInPack,
 )
-from preshard.packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring, ServedDataset
+from preshard.packer_service.http.parameters import Cp, Layout, PackId, Paged, Ring
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.figures import MEASURED
@@ -52,7 +52,7 @@ Sort = Annotated[
 
 @router.get("", summary="Packs in any order, such as the worst first")
 def packs(
-    dataset: ServedDataset,
+    dataset: Dataset,
     part: Paged,
     sort: Sort = "pack_id",
     layout: Layout = None,
@@ -107,7 +107,7 @@ def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chose
 
 
 @router.get("/{pack_id}", summary="One pack: its documents, images and boundaries")
-def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
+def pack(dataset: Dataset, pack_id: PackId) -> PackDetail:
     """What the head of the pack's sample says, and its row of the table."""
     sample = read_sample(dataset, pack_id)
     config, place = dataset.config, sample.place

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from preshard.packer_service.http.dataset.reader import Dataset
-from preshard.packer_service.http.models.common import Answer
 from preshard.packer_service.http.problems import ProblemError, busy, not_legal
 from preshard.packer_service.http.service import service_of
 from preshard.packer_service.plan.order import check_dp_sizes
@@ -21,7 +20,7 @@ from preshard.packer_service.report.planned.plan_keys import (
     refuse_unanswered,
     stored_lengths,
 )
-from preshard.packer_service.report.records import PlanReport
+from preshard.packer_service.report.records import Figures, PlanReport
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.changes import refuse_changes
 from preshard.schemas.errors import ConfigError, PlanError
@@ -87,7 +86,7 @@ class PlanRequest(BaseModel):
         return self
 
 
-class PlanKeys(Answer):
+class PlanKeys(Figures):
     """Every key of a configuration, in the order in which the documentation has them."""
 
     dataset: str | None = Field(description="The dataset whose values these are; null for the defaults.")

@@ -18,7 +18,7 @@ from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
 from preshard.packer_service.http.models.documents import CropToShow, DocumentToRead, UnitToShow
 from preshard.packer_service.http.models.packs import PackText, TokenSpan
-from preshard.packer_service.http.parameters import PackId, ServedDataset
+from preshard.packer_service.http.parameters import PackId
 from preshard.packer_service.http.problems import ProblemError, damaged, not_found, not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.document import document_spans, run_edges
@@ -39,7 +39,7 @@ KINDS = ("text", "image", "padding")
 
 @router.get("/{pack_id}/text", summary="Tokens of a range, decoded")
 def text(
-    dataset: ServedDataset,
+    dataset: Dataset,
     pack_id: PackId,
     start: Annotated[int, Query(ge=0, lt=2**31, description="First token.")] = 0,
     end: Annotated[int | None, Query(ge=0, lt=2**31, description="One past the last; default: 1,024 tokens.")] = None,
@@ -113,7 +113,7 @@ Number = Annotated[int, Path(description="A document's number in its pack.", ge=
 
 @router.get("/{pack_id}/documents/{number}", summary="One document of a pack, to be read")
 def document(
-    dataset: ServedDataset,
+    dataset: Dataset,
     pack_id: PackId,
     number: Number,
     start: Annotated[int, Query(ge=0, lt=2**31, description="First token, counted from the document's own.")] = 0,

@@ -19,7 +19,7 @@ from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.mixture import check_mixture, take_mixture
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.fill import PlanTotals, fill_of, mixture_figures, plan_totals
-from preshard.packer_service.report.losses import losses
+from preshard.packer_service.report.losses import losses_of
 from preshard.packer_service.report.measures import SampledMeasures, all_balances
 from preshard.packer_service.report.planned.limits import fill_limit
 from preshard.packer_service.report.records import FillLimit, Losses, Mixture, PlanReport
@@ -89,7 +89,7 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         rejected=len(lost),
         numbered=0,
         mixture=mixture_figures(totals, config, names),
-        lost=losses(_rejects(lost), kept, "truncated"),
+        lost=losses_of([_rejects(lost)], _truncated_tokens(kept)),
         limit=fill_limit(columns, config, plan.n_packs),
     )
 
@@ -251,6 +251,12 @@ def within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.Ta
     cut = share["tokens"] - np.minimum(share["tokens"], config.seq_len)
     lost = table.select(keys).filter(pa.array(rejected)).append_column("code", pa.array(code[rejected], pa.string()))
     return kept.append_column("truncated", pa.array(cut + lost_before)), lost
+
+
+def _truncated_tokens(kept: pa.Table) -> dict[str, int]:
+    """Tokens that the documents of each source lose, where they lose any."""
+    summed = kept.group_by("source", use_threads=False).aggregate([("truncated", "sum")]).to_pylist()
+    return {row["source"]: row["truncated_sum"] for row in summed if row["truncated_sum"]}
 
 
 def _rejects(lost: pa.Table) -> pa.Table:

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int32
 from preshard.packer_service.verify.independent.formulas import contiguous, zigzag
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.measures import measure_groups
 from preshard.schemas.errors import (
     LayoutError,
     LayoutNeedsInvalid,
@@ -17,18 +18,13 @@ from preshard.schemas.errors import (
     LayoutSchemeInvalid,
     LayoutsInvalid,
 )
-from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, TokenLayout, check_partition, layout_name
+from preshard.schemas.layout import BLOCK_SCHEMES, TokenLayout, check_partition, layout_name
 from preshard.schemas.manifest import DocumentSpan, LayerMasks
 
 
 def layout_names(config: PackConfig) -> list[str]:
     """Names of every layout that a sample holds, in the order in which they are stored."""
-    return [
-        layout_name(scheme, degree)
-        for scheme in SCHEMES
-        if scheme in config.layouts
-        for degree in sorted(config.ring_degrees)
-    ]
+    return [layout_name(group.scheme, group.degree) for group in measure_groups(config) if group.scheme]
 
 
 def check_names(layouts: dict[str, TokenLayout], config: PackConfig, masks: LayerMasks | None) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.layout.mask import MaskIndex
@@ -59,28 +59,19 @@ from preshard.schemas.manifest import LayerMasks, ModelEntry, SampleHead, Tokeni
 from preshard.schemas.sequence import MaskArrays, PackedSequence, drop_groups
 
 
-class MaskFigures(Protocol):
-    """Figures of one pack's mask."""
-
-    @property
-    def whole(self) -> tuple[int, int]:
-        """Allowed pairs of the mask, and its tiles in natural order."""
-
-    def of_layout(self, layout: TokenLayout) -> LayoutLoads:
-        """Loads and needs of a layout that is a partition into equal slices."""
-
-
 class SparseFigures:
-    """By the functions that packing uses."""
+    """Figures of one pack's mask, by the functions that packing uses."""
 
     def __init__(self, mask: MaskArrays, window: int | None = None) -> None:
         self._index = MaskIndex.of(mask).within(window)
 
     @cached_property
     def whole(self) -> tuple[int, int]:
+        """Allowed pairs of the mask, and its tiles in natural order."""
         return attention_area(self._index), whole_tiles(self._index)
 
     def of_layout(self, layout: TokenLayout) -> LayoutLoads:
+        """Loads and needs of a layout that is a partition into equal slices."""
         measures = measure_layout(self._index, layout)
         return LayoutLoads(
             attention=measures.area.tolist(),
@@ -92,7 +83,7 @@ class SparseFigures:
 
 
 class IndependentFigures:
-    """By :mod:`preshard.packer_service.verify.independent`."""
+    """The same by :mod:`preshard.packer_service.verify.independent`."""
 
     def __init__(self, mask: MaskArrays, window: int | None = None) -> None:
         self._mask, self._window = mask, window
@@ -105,6 +96,7 @@ class IndependentFigures:
         return layout_loads(self._mask, layout.runs, layout.ring_degree, layout.block_size, self._window)
 
 
+MaskFigures = SparseFigures | IndependentFigures
 T = TypeVar("T")
 
 
