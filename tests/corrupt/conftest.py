@@ -409,18 +409,40 @@ def _sample(members: dict[str, bytes]) -> Sample:
     )
 
 
-def cases_of(module: Any) -> list[tuple[pytest.Mark, Callable[[Any], None]]]:
-    """Functions of a module that corrupt a dataset, each with its mark ``breaks(rule, *also)``."""
+Case = tuple[tuple[str, ...], str, Callable[[Any], None]]
+"""The rule that a dataset breaks and those that it may break besides, what is wrong with it, and how it becomes so."""
+
+WRITTEN: dict[str, Callable[[Editable], None]] = {
+    "CASES": lambda _: None,
+    "SEALED": Editable.seal,
+    "SAVED": Editable.save,
+}
+"""The tables of cases that a module may have, by what is done once a dataset is changed."""
+
+
+def cases_of(module: Any) -> list[Case]:
+    """What corrupts a dataset: rows of the module's tables, and functions with a mark ``breaks(rule, *also)``."""
     marked = [each for each in vars(module).values() if hasattr(each, "pytestmark")]
-    return [(mark, each) for each in marked for mark in each.pytestmark if mark.name == "breaks"]
+    found: list[Case] = [
+        (mark.args, each.__name__, each) for each in marked for mark in each.pytestmark if mark.name == "breaks"
+    ]
+    for table, write in WRITTEN.items():
+        for rules, wrong, change in getattr(module, table, ()):
+
+            def corrupt(data: Any, change: Any = change, write: Any = write) -> None:
+                change(data)
+                write(data)
+
+            found.append(((rules,) if isinstance(rules, str) else rules, wrong, corrupt))
+    return found
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test that takes ``rule``, ``also`` and ``corrupt`` once for every marked function of its module."""
+    """Runs a test that takes ``rule``, ``also`` and ``corrupt`` once for every case of its module."""
     if "corrupt" in metafunc.fixturenames:
         cases = [
-            pytest.param(mark.args[0], mark.args[1:], corrupt, id=f"{mark.args[0]}-{corrupt.__name__}")
-            for mark, corrupt in cases_of(metafunc.module)
+            pytest.param(rules[0], rules[1:], corrupt, id=f"{rules[0]}-{wrong}")
+            for rules, wrong, corrupt in cases_of(metafunc.module)
         ]
         metafunc.parametrize(("rule", "also", "corrupt"), cases)
 
@@ -428,7 +450,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def corrupt_rules(request: pytest.FixtureRequest) -> set[str]:
     """Rules for which the module has a corrupt dataset."""
-    return {mark.args[0] for mark, _ in cases_of(request.module)}
+    return {rules[0] for rules, *_ in cases_of(request.module)}
 
 
 @pytest.fixture(scope="session")

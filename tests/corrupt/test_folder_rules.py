@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from changed_places import add, put
 
 from preshard.packer_service.publish.annotate import annotate as join_columns
 from preshard.schemas.errors import FORMAT_RULES
@@ -33,31 +34,6 @@ def test_every_rule_of_the_folder_has_a_case(corrupt_rules: set[str]) -> None:
     assert corrupt_rules == {rule for rule in FORMAT_RULES if rule.startswith("D")}
 
 
-@breaks("D1")
-def no_manifest(data: Any) -> None:
-    (data.path / "manifest.json").unlink()
-
-
-@breaks("D2")
-def manifest_is_not_json(data: Any) -> None:
-    (data.path / "manifest.json").write_bytes(b"{")
-
-
-@breaks("D2")
-def manifest_is_nested_too_deeply(data: Any) -> None:
-    (data.path / "manifest.json").write_bytes(b"[" * 100_000)
-
-
-@breaks("D2")
-def manifest_of_another_version(data: Any) -> None:
-    data.write_manifest({**data.manifest, "format_version": 4})
-
-
-@breaks("D2")
-def manifest_of_the_first_format(data: Any) -> None:
-    data.write_manifest({**data.manifest, "format_version": 1})
-
-
 @breaks("D2")
 def hash_of_no_chat_template(data: Any) -> None:
     tokenizer = {**data.manifest["tokenizer"], "chat_template_sha256": "none"}
@@ -67,11 +43,6 @@ def hash_of_no_chat_template(data: Any) -> None:
 @breaks("D2")
 def manifest_without_a_field(data: Any) -> None:
     data.write_manifest({name: value for name, value in data.manifest.items() if name != "tokenizer"})
-
-
-@breaks("D2")
-def manifest_with_an_unknown_field(data: Any) -> None:
-    data.write_manifest({**data.manifest, "more": 1})
 
 
 @breaks("D2")
@@ -143,36 +114,6 @@ def file_beside_the_carried_ones(data: Any) -> None:
     data.seal()
 
 
-@breaks("D11")
-def carried_file_that_is_missing(data: Any) -> None:
-    carry(data, "config.json", b"{}", written=None)
-    data.seal()
-
-
-@breaks("D11")
-def carried_file_that_changed(data: Any) -> None:
-    carry(data, "config.json", b"{}", written=b"[]")
-    data.seal()
-
-
-@breaks("D11")
-def carried_tokenizer_of_another_dataset(data: Any) -> None:
-    carry(data, "tokenizer.json", b"{}", written=b"{}")
-    data.seal()
-
-
-@breaks("D3")
-def more_tokens_counted_than_there_are(data: Any) -> None:
-    data.manifest["counts"]["tokens"] += 1
-    data.seal()
-
-
-@breaks("D3")
-def duplicates_that_were_not_rejected(data: Any) -> None:
-    data.manifest["counts"]["duplicates"] += 1
-    data.seal()
-
-
 @breaks("D3")
 def dataset_id_of_another_plan(data: Any) -> None:
     data.manifest["dataset_id"] = "0123456789abcdef" * 4
@@ -186,27 +127,9 @@ def fewer_source_documents_than_the_tables_hold(data: Any) -> None:
     data.seal()
 
 
-@breaks("D3")
-def documents_and_rejected_that_are_not_all(data: Any) -> None:
-    data.manifest["counts"]["rejected"] += 1
-    data.seal()
-
-
-@breaks("D3", "S5", "S6")
-def shard_that_is_not_full(data: Any) -> None:
-    data.manifest["shards"][0]["packs"] -= 1
-    data.seal()
-
-
 @breaks("D3", "S5", "S6", "P17")
 def shard_that_begins_with_the_pack_of_another(data: Any) -> None:
     data.manifest["shards"][1]["first_pack"] += 1
-    data.seal()
-
-
-@breaks("D3")
-def shards_of_fewer_packs_than_configured(data: Any) -> None:
-    data.manifest["config"]["packs_per_shard"] += 1
     data.seal()
 
 
@@ -219,16 +142,6 @@ def shard_under_another_name(data: Any) -> None:
     for row in data.tables["packs.parquet"]:
         row["shard"] = "mine.tar" if row["shard"] == name else row["shard"]
     data.save()
-
-
-@breaks("D4")
-def missing_table(data: Any) -> None:
-    (data.path / REJECTS).unlink()
-
-
-@breaks("D4")
-def missing_measures(data: Any) -> None:
-    (data.path / "measures.parquet").unlink()
 
 
 @breaks("D5")
@@ -282,18 +195,6 @@ def table_with_a_column_of_another_type(data: Any) -> None:
 
 
 @breaks("D6")
-def reject_without_a_code(data: Any) -> None:
-    data.tables[REJECTS][0]["code"] = None
-    data.save()
-
-
-@breaks("D6")
-def reject_with_an_unknown_code(data: Any) -> None:
-    data.tables[REJECTS][0]["code"] = "ugly"
-    data.save()
-
-
-@breaks("D6")
 def text_that_is_not_unicode(data: Any) -> None:
     buffer = io.BytesIO()
     table = pa.Table.from_pylist(data.tables[REJECTS], schema=TABLES[REJECTS])
@@ -301,16 +202,6 @@ def text_that_is_not_unicode(data: Any) -> None:
     pq.write_table(table.set_column(5, TABLES[REJECTS].field(5), broken), buffer)
     data.write_table_bytes(REJECTS, buffer.getvalue(), len(table))
     data.seal()
-
-
-@breaks("D7")
-def file_of_somebody_else(data: Any) -> None:
-    (data.path / "shards" / "notes.txt").write_text("mine")
-
-
-@breaks("D7")
-def file_that_a_killed_job_left(data: Any) -> None:
-    (data.path / ".tmp-0123-packs.parquet").write_bytes(b"")
 
 
 @breaks("D8")
@@ -350,11 +241,6 @@ def copies_of_a_document_in_one_pack(data: Any) -> None:
 @breaks("D8")
 def document_packed_and_rejected(data: Any) -> None:
     _reject(data, doc_id=data.tables["documents.parquet"][0]["doc_id"])
-
-
-@breaks("D8")
-def document_rejected_twice(data: Any) -> None:
-    _reject(data, doc_id="bad-empty")
 
 
 @breaks("D9")
@@ -398,12 +284,6 @@ def first_piece_of_a_document_lost(data: Any) -> None:
 
 
 @breaks("D10")
-def document_of_another_source(data: Any) -> None:
-    data.tables["documents.parquet"][0]["source"] = "elsewhere"
-    data.save()
-
-
-@breaks("D10")
 def documents_out_of_order(data: Any) -> None:
     rows = data.tables["documents.parquet"]
     rows[0], rows[1] = rows[1], rows[0]
@@ -424,12 +304,6 @@ def document_more_in_a_pack_that_does_not_exist(data: Any) -> None:
     rows.append({**rows[-1], "doc_id": "more", "pack_id": 1000, "truncated_tokens": 0})
     for name in ("source_documents", "documents", "pieces"):
         counts[name] += 1
-    data.save()
-
-
-@breaks("D10", "D9", "D3")
-def document_left_out_of_the_table(data: Any) -> None:
-    data.tables["documents.parquet"].pop()
     data.save()
 
 
@@ -490,3 +364,38 @@ def test_faults_of_one_rule_are_listed_twenty_times_and_counted_beyond(editable:
     total = len(verdict.broken) + sum(verdict.unlisted.values())
     assert total == len(editable.tables["documents.parquet"]) > 20
     assert json.loads(json.dumps(verdict.as_json()))["sound"] is False
+
+
+CASES = [
+    ("D1", "no manifest", lambda data: (data.path / "manifest.json").unlink()),
+    ("D2", "manifest is not json", lambda data: (data.path / "manifest.json").write_bytes(b"{")),
+    ("D2", "manifest is nested too deeply", lambda data: (data.path / "manifest.json").write_bytes(b"[" * 100000)),
+    ("D2", "manifest of another version", lambda data: data.write_manifest({**data.manifest, "format_version": 4})),
+    ("D2", "manifest of the first format", lambda data: data.write_manifest({**data.manifest, "format_version": 1})),
+    ("D2", "manifest with an unknown field", lambda data: data.write_manifest({**data.manifest, "more": 1})),
+    ("D4", "missing table", lambda data: (data.path / REJECTS).unlink()),
+    ("D4", "missing measures", lambda data: (data.path / "measures.parquet").unlink()),
+    ("D7", "file of somebody else", lambda data: (data.path / "shards" / "notes.txt").write_text("mine")),
+    ("D7", "file that a killed job left", lambda data: (data.path / ".tmp-0123-packs.parquet").write_bytes(b"")),
+    ("D8", "document rejected twice", lambda data: _reject(data, doc_id="bad-empty")),
+]
+
+
+SEALED = [
+    ("D11", "carried file that is missing", lambda data: carry(data, "config.json", b"{}", written=None)),
+    ("D11", "carried file that changed", lambda data: carry(data, "config.json", b"{}", written=b"[]")),
+    ("D11", "carried tokenizer of another dataset", lambda data: carry(data, "tokenizer.json", b"{}", written=b"{}")),
+    ("D3", "more tokens counted than there are", lambda data: add(data.manifest["counts"], "tokens", 1)),
+    ("D3", "duplicates that were not rejected", lambda data: add(data.manifest["counts"], "duplicates", 1)),
+    ("D3", "documents and rejected that are not all", lambda data: add(data.manifest["counts"], "rejected", 1)),
+    (("D3", "S5", "S6"), "shard that is not full", lambda data: add(data.manifest["shards"][0], "packs", -1)),
+    ("D3", "shards of fewer packs than configured", lambda data: add(data.manifest["config"], "packs_per_shard", 1)),
+]
+
+
+SAVED = [
+    ("D6", "reject without a code", lambda data: put(data.tables[REJECTS][0], "code", None)),
+    ("D6", "reject with an unknown code", lambda data: put(data.tables[REJECTS][0], "code", "ugly")),
+    ("D10", "document of another source", lambda data: put(data.tables["documents.parquet"][0], "source", "elsewhere")),
+    (("D10", "D9", "D3"), "document left out of the table", lambda data: data.tables["documents.parquet"].pop()),
+]

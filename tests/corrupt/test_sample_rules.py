@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from changed_places import add, drop, put
 from PIL import Image
 
 from preshard.schemas.errors import FORMAT_RULES
@@ -58,21 +59,6 @@ def labelled(sample: Any) -> int:
 
 
 @breaks("P1")
-def head_of_another_pack(data: Any) -> None:
-    data.samples()[2].head["pack_id"] = 7
-
-
-@breaks("P1")
-def head_with_an_unknown_field(data: Any) -> None:
-    data.samples()[0].head["more"] = 1
-
-
-@breaks("P1")
-def head_without_a_field(data: Any) -> None:
-    del data.samples()[0].head["cum_image_bounds"]
-
-
-@breaks("P1")
 def boundaries_with_an_unknown_field(data: Any) -> None:
     data.samples()[0].head["image_shard_boundaries"]["1"]["0"]["more"] = 1
 
@@ -88,11 +74,6 @@ def head_without_a_checksum(data: Any) -> None:
     sample.members(sample.key)
     sample.repaired = False
     del sample.head["crc32c"]["layouts.npz"]
-
-
-@breaks("P1")
-def head_with_a_unit_of_no_kind(data: Any) -> None:
-    pictured(data).head["units"][0]["kind"] = "clip"
 
 
 @breaks("P2")
@@ -113,11 +94,6 @@ def array_of_another_length(data: Any) -> None:
     sequence["labels"] = sequence["labels"][:-1]
 
 
-@breaks("P2")
-def missing_array(data: Any) -> None:
-    del data.samples()[0].sequence["pool_ids"]
-
-
 def with_column(data: Any, dtype: type = np.float32) -> Any:
     """Gives every pack a column, 0 everywhere, and returns a sample with padding."""
     data.manifest["config"]["token_columns"] = {"value": "float32"}
@@ -130,21 +106,6 @@ def with_column(data: Any, dtype: type = np.float32) -> Any:
 def column_that_is_not_configured(data: Any) -> None:
     with_column(data)
     data.manifest["config"]["token_columns"] = {}
-
-
-@breaks("P20")
-def column_that_is_missing(data: Any) -> None:
-    del with_column(data).sequence["columns.value"]
-
-
-@breaks("P20")
-def column_of_another_type(data: Any) -> None:
-    with_column(data, np.int32)
-
-
-@breaks("P20")
-def column_that_is_not_finite(data: Any) -> None:
-    with_column(data).sequence["columns.value"][0] = np.nan
 
 
 @breaks("P20")
@@ -268,11 +229,6 @@ def preference_of_one_answer(data: Any) -> None:
 
 
 @breaks("P6")
-def position_off_by_one(data: Any) -> None:
-    data.samples()[0].sequence["position_ids"][0, 3] += 1
-
-
-@breaks("P6")
 def annotation_that_counts_on_from_the_one_before(data: Any) -> None:
     sample, doc = annotated(data)
     inside = sample.sequence["doc_ids"] == doc
@@ -316,11 +272,6 @@ def label_without_weight(data: Any) -> None:
 
 
 @breaks("P8")
-def weight_without_label(data: Any) -> None:
-    data.samples()[0].sequence["loss_weights"][0] = 1
-
-
-@breaks("P8")
 def weight_that_is_not_a_number(data: Any) -> None:
     sample = data.samples()[0]
     sample.sequence["loss_weights"][labelled(sample)] = np.nan
@@ -346,20 +297,10 @@ def pooled_row_on_another_token(data: Any) -> None:
 
 
 @breaks("P9")
-def bounds_that_disagree(data: Any) -> None:
-    pictured(data).head["cum_token_pooling_bounds"][0] += 1
-
-
-@breaks("P9")
 def bounds_that_lack_the_last_unit_of_a_document(data: Any) -> None:
     head = data.sample_where(lambda s: sum(span["n_images"] > 0 for span in s.head["documents"]) > 1).head
     at = head["cum_image_bounds"].index(next(span["n_images"] for span in head["documents"] if span["n_images"]))
     del head["cum_image_bounds"][at], head["cum_token_pooling_bounds"][at]
-
-
-@breaks("P9")
-def bounds_of_fewer_units_than_the_other(data: Any) -> None:
-    pictured(data).head["cum_token_pooling_bounds"].pop()
 
 
 @breaks("P9")
@@ -466,11 +407,6 @@ def needs_of_another_width(data: Any) -> None:
 
 
 @breaks("P12")
-def layout_that_loses_a_token(data: Any) -> None:
-    data.samples()[0].layouts["contiguous.ring2"][1, 2] -= 1
-
-
-@breaks("P12")
 def layout_that_repeats_a_token(data: Any) -> None:
     data.samples()[0].layouts["balanced_ring.ring2"][1, 1] -= 1
 
@@ -519,18 +455,8 @@ def pooled_rows_that_are_not_the_crops(data: Any) -> None:
 
 
 @breaks("P14")
-def rank_left_out(data: Any) -> None:
-    del pictured(data).head["image_shard_boundaries"]["4"]["3"]
-
-
-@breaks("P14")
 def largest_rank_that_is_larger(data: Any) -> None:
     pictured(data).head["image_shard_boundaries"]["2"]["1"]["max_num_tokens"] += 1
-
-
-@breaks("P14")
-def cp_size_left_out(data: Any) -> None:
-    del pictured(data).head["image_shard_boundaries"]["2"]
 
 
 def _set_edges(sample: Any, edges: list[int]) -> None:
@@ -546,23 +472,8 @@ def boundaries_that_are_not_the_best(data: Any) -> None:
 
 
 @breaks("P16")
-def crop_of_another_width(data: Any) -> None:
-    pictured(data).head["images"][0]["width"] += 1
-
-
-@breaks("P16")
-def crop_of_another_unit(data: Any) -> None:
-    pictured(data).head["images"][0]["unit"] += 1
-
-
-@breaks("P16")
 def crop_of_a_document_that_is_not_its_own(data: Any) -> None:
     pictured(data).head["images"][0]["doc_id"] = "nobody"
-
-
-@breaks("P16")
-def crop_that_is_not_listed(data: Any) -> None:
-    pictured(data).head["images"].pop()
 
 
 @breaks("P16")
@@ -613,26 +524,6 @@ def time_of_a_still_image(data: Any) -> None:
 
 
 @breaks("P17")
-def load_off_by_one(data: Any) -> None:
-    data.tables["measures.parquet"][5]["tiles"][0] += 1
-
-
-@breaks("P17")
-def sum_off_by_one(data: Any) -> None:
-    data.tables["measures.parquet"][5]["sum_tiles"] += 1
-
-
-@breaks("P17")
-def images_of_a_layout(data: Any) -> None:
-    data.tables["measures.parquet"][5]["images"] = [0]
-
-
-@breaks("P17")
-def loads_left_out(data: Any) -> None:
-    data.tables["measures.parquet"].pop()
-
-
-@breaks("P17")
 def loads_of_no_pack(data: Any) -> None:
     data.tables["measures.parquet"].append(data.tables["measures.parquet"][-1])
 
@@ -668,24 +559,9 @@ def balanced_layout_out_of_natural_order(data: Any) -> None:
 
 
 @breaks("P19")
-def unit_that_is_not_listed(data: Any) -> None:
-    pictured(data).head["units"].pop()
-
-
-@breaks("P19")
 def unit_of_another_document(data: Any) -> None:
     sample = data.sample_where(lambda s: len({unit["document"] for unit in s.head["units"]}) > 1)
     sample.head["units"][0]["document"] = sample.head["units"][-1]["document"]
-
-
-@breaks("P19")
-def unit_with_a_row_more(data: Any) -> None:
-    pictured(data).head["units"][0]["rows"] += 1
-
-
-@breaks("P19")
-def unit_of_another_grid(data: Any) -> None:
-    pictured(data).head["units"][0]["grid"][2] += 1
 
 
 def _and_its_document(sample: Any, field: str, total: str, more: int) -> None:
@@ -767,12 +643,6 @@ def two_images_that_count_as_one(data: Any) -> None:
             return
 
 
-@breaks("P19")
-def image_left_out_of_the_count(data: Any) -> None:
-    units = pictured(data).head["units"]
-    units[0]["medium"] += 1
-
-
 @breaks("P16")
 def image_that_is_called_a_frame(data: Any) -> None:
     sample = data.sample_where(lambda s: any(unit["kind"] == "image" for unit in s.head["units"]))
@@ -788,3 +658,33 @@ def frame_that_is_called_an_image(data: Any) -> None:
 @breaks("P19")
 def time_step_where_positions_have_one_axis(data: Any) -> None:
     pictured(data).head["units"][0]["time_step"] = 1.0
+
+
+CASES = [
+    ("P1", "head of another pack", lambda data: put(data.samples()[2].head, "pack_id", 7)),
+    ("P1", "head with an unknown field", lambda data: put(data.samples()[0].head, "more", 1)),
+    ("P1", "head without a field", lambda data: drop(data.samples()[0].head, "cum_image_bounds")),
+    ("P1", "head with a unit of no kind", lambda data: put(pictured(data).head["units"][0], "kind", "clip")),
+    ("P2", "missing array", lambda data: drop(data.samples()[0].sequence, "pool_ids")),
+    ("P20", "column that is missing", lambda data: drop(with_column(data).sequence, "columns.value")),
+    ("P20", "column of another type", lambda data: with_column(data, np.int32)),
+    ("P20", "column that is not finite", lambda data: put(with_column(data).sequence["columns.value"], 0, np.nan)),
+    ("P6", "position off by one", lambda data: add(data.samples()[0].sequence["position_ids"], (0, 3), 1)),
+    ("P8", "weight without label", lambda data: put(data.samples()[0].sequence["loss_weights"], 0, 1)),
+    ("P9", "bounds that disagree", lambda data: add(pictured(data).head["cum_token_pooling_bounds"], 0, 1)),
+    ("P9", "bounds of fewer units than the other", lambda data: pictured(data).head["cum_token_pooling_bounds"].pop()),
+    ("P12", "layout that loses a token", lambda data: add(data.samples()[0].layouts["contiguous.ring2"], (1, 2), -1)),
+    ("P14", "rank left out", lambda data: drop(pictured(data).head["image_shard_boundaries"]["4"], "3")),
+    ("P14", "cp size left out", lambda data: drop(pictured(data).head["image_shard_boundaries"], "2")),
+    ("P16", "crop of another width", lambda data: add(pictured(data).head["images"][0], "width", 1)),
+    ("P16", "crop of another unit", lambda data: add(pictured(data).head["images"][0], "unit", 1)),
+    ("P16", "crop that is not listed", lambda data: pictured(data).head["images"].pop()),
+    ("P17", "load off by one", lambda data: add(data.tables["measures.parquet"][5]["tiles"], 0, 1)),
+    ("P17", "sum off by one", lambda data: add(data.tables["measures.parquet"][5], "sum_tiles", 1)),
+    ("P17", "images of a layout", lambda data: put(data.tables["measures.parquet"][5], "images", [0])),
+    ("P17", "loads left out", lambda data: data.tables["measures.parquet"].pop()),
+    ("P19", "unit that is not listed", lambda data: pictured(data).head["units"].pop()),
+    ("P19", "unit with a row more", lambda data: add(pictured(data).head["units"][0], "rows", 1)),
+    ("P19", "unit of another grid", lambda data: add(pictured(data).head["units"][0]["grid"], 2, 1)),
+    ("P19", "image left out of the count", lambda data: add(pictured(data).head["units"][0], "medium", 1)),
+]

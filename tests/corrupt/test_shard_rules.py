@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from changed_places import add, put
 
 from preshard.schemas.codec import tar_member
 from preshard.schemas.errors import FORMAT_RULES
@@ -28,16 +29,6 @@ def test_a_broken_rule_is_named(
 def test_every_rule_of_the_shards_has_a_case(corrupt_rules: set[str]) -> None:
     """Fails when a rule is added without a corrupt dataset that raises it."""
     assert corrupt_rules == {rule for rule in FORMAT_RULES if rule.startswith("S")}
-
-
-@breaks("S1")
-def missing_shard(data: Any) -> None:
-    data.shard_file().unlink()
-
-
-@breaks("S1")
-def missing_index(data: Any) -> None:
-    data.shard_file().with_suffix(".tar.idx").unlink()
 
 
 @breaks("S2")
@@ -218,18 +209,6 @@ def place_that_is_off_by_a_block(data: Any) -> None:
 
 
 @breaks("S6")
-def key_of_another_pack(data: Any) -> None:
-    data.tables["packs.parquet"][0]["key"] = "0000000009"
-    data.save()
-
-
-@breaks("S6")
-def area_that_is_not_that_of_the_mask(data: Any) -> None:
-    data.tables["packs.parquet"][2]["attention_area"] += 1
-    data.save()
-
-
-@breaks("S6")
 def cost_that_is_not_that_of_the_pack(data: Any) -> None:
     data.tables["packs.parquet"][2]["cost"] *= 1.0000001
     data.save()
@@ -259,3 +238,15 @@ def head_with_another_checksum(data: Any) -> None:
     data.save()
     data.tables["packs.parquet"][1]["head_crc32c"] ^= 1
     data.save(places=False)
+
+
+CASES = [
+    ("S1", "missing shard", lambda data: data.shard_file().unlink()),
+    ("S1", "missing index", lambda data: data.shard_file().with_suffix(".tar.idx").unlink()),
+]
+
+
+SAVED = [
+    ("S6", "key of another pack", lambda data: put(data.tables["packs.parquet"][0], "key", "0000000009")),
+    ("S6", "area that is not that of the mask", lambda data: add(data.tables["packs.parquet"][2], "attention_area", 1)),
+]

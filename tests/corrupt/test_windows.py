@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from changed_places import add, drop
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
@@ -90,19 +91,9 @@ def window_needs_of_another_width(data: Any) -> None:
 
 
 @breaks("P11")
-def layout_without_window_needs(data: Any) -> None:
-    del data.samples()[0].layouts["zigzag.ring2.window_needs"]
-
-
-@breaks("P11")
 def window_needs_without_a_layout(data: Any) -> None:
     layouts = data.samples()[0].layouts
     layouts["zigzag.ring4.window_needs"] = layouts["zigzag.ring2.window_needs"]
-
-
-@breaks("P11", "P17", "D3")
-def masks_that_the_manifest_does_not_name(data: Any) -> None:
-    del data.manifest["model"]["masks"]
 
 
 @breaks("P13")
@@ -119,20 +110,10 @@ def needs_of_the_full_mask_for_a_window(data: Any) -> None:
     sample.layouts["contiguous.ring2.window_needs"] = sample.layouts["contiguous.ring2.needs"]
 
 
-@breaks("P13", "P17")
-def window_of_another_size(data: Any) -> None:
-    data.manifest["model"]["masks"]["window"] += 60
-
-
 @breaks("P17")
 def window_tiles_of_another_rank(data: Any) -> None:
     row = next(row for row in data.tables["measures.parquet"] if row["degree"] == 2 and row["scheme"])
     row["window_keys_fetched"] = [row["window_keys_fetched"][0] + 1, *row["window_keys_fetched"][1:]]
-
-
-@breaks("P17")
-def layers_of_another_weight(data: Any) -> None:
-    data.manifest["model"]["masks"]["full_layers"] += 1
 
 
 @breaks("D2")
@@ -154,3 +135,11 @@ def test_corrupt_dataset(
     corrupt(windowed_copy)
     windowed_copy.save()
     assert_breaks(windowed_copy, rule, *also)
+
+
+CASES = [
+    ("P11", "layout without window needs", lambda data: drop(data.samples()[0].layouts, "zigzag.ring2.window_needs")),
+    (("P11", "P17", "D3"), "masks that the manifest does not name", lambda data: drop(data.manifest["model"], "masks")),
+    (("P13", "P17"), "window of another size", lambda data: add(data.manifest["model"]["masks"], "window", 60)),
+    ("P17", "layers of another weight", lambda data: add(data.manifest["model"]["masks"], "full_layers", 1)),
+]
