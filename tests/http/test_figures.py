@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 from collections.abc import Callable
 from functools import cache
@@ -128,32 +127,6 @@ def test_balance_is_the_report(client: TestClient, report: dict[str, Any]) -> No
     assert balance["preferred"] == report["preferred"]
     assert len(said) == 16
     assert len(balance["images"]) == 4
-
-
-def test_balance_is_that_of_the_bytes(client: TestClient, path: Path, n_packs: int) -> None:
-    """Fails when a mean is of other packs, or a rank is given another rank's load."""
-    balance = get(client, "/balance")
-    for row in balance["layouts"]:
-        found = [
-            measure_layout(sequence.mask, layouts[f"{row['layout']}.ring{row['ring_degree']}"])
-            for _, sequence, layouts in (sample(path, pack_id) for pack_id in range(n_packs))
-        ]
-        paths = {
-            "gather_path": [each.gather_path / each.tile_floor for each in found],
-            "ring_path": [each.ring_path / each.tile_floor for each in found],
-            "traffic": [each.kv_traffic for each in found],
-        }
-        for name, values in paths.items():
-            assert row[name]["mean"] == pytest.approx(np.mean(values), rel=1e-12)
-            assert row[name]["max"] == pytest.approx(max(values), rel=1e-12)
-        assert row["tile_floor"] == pytest.approx(np.mean([each.tile_floor for each in found]))
-        assert row["gather_path_tiles"] == np.mean([each.gather_path for each in found])
-        assert row["ring_path_tiles"] == np.mean([each.ring_path for each in found])
-        tiles = np.mean([each.tiles.sum(axis=1) for each in found], axis=0)
-        assert row["tiles"]["rank_mean"] == pytest.approx(tiles, abs=6e-4)
-        area = np.mean([each.area for each in found], axis=0)
-        assert row["attention"]["rank_mean"] == pytest.approx(area, abs=6e-4)
-        assert row["keys_fetched"] == pytest.approx(np.mean([each.keys_fetched for each in found], axis=0), abs=6e-4)
 
 
 def measured(path: Path, pack_id: int, layout: str, ring: int) -> dict[str, float | None]:
@@ -476,11 +449,3 @@ def test_lists_of_datasets_are_read_with_the_bytes_that_are_there(client: TestCl
     assert entry["bytes"] == sum(shard.stat().st_size for shard in path.glob("shards/*.tar"))
     assert entry["fill"] == get(client, "")["fill"]
     assert entry["shards_done"] == entry["shards_total"] == len(list(path.glob("shards/*.tar")))
-
-
-def test_crops_are_images(client: TestClient) -> None:
-    """Fails when what is served as an image is not one."""
-    from PIL import Image
-
-    url = next(pack["images"] for i in range(4) if (pack := get(client, f"/packs/{i}"))["images"])[0]["url"]
-    assert Image.open(io.BytesIO(client.get(url).content)).size == (56, 56)

@@ -47,68 +47,46 @@ class Broken:
             place[last] = self.value
 
 
-def _of(overlay: str, check: str, *rows: tuple[str, str, str, Any]) -> list[Broken]:
-    return [
-        Broken(overlay=overlay, check=check, said=said, thing=thing, path=path, value=value)
-        for said, thing, path, value in rows
-    ]
-
-
 WORKER = "spec/pytorchReplicaSpecs/Worker"
 JOBSET = "spec/template/spec"
 
-SCHEMAS = [
-    *_of(
-        "local/serve",
-        "schemas",
+ROWS = {
+    "local/serve schemas": [
         ("replica", "Deployment", "spec/replica", 2),
         ("is not of type", "Deployment", "spec/replicas", "two"),
         ("probe", "Deployment", f"{MAIN}/probe", {}),
-    ),
-    *_of(
-        "local/pack",
-        "schemas",
+    ],
+    "local/pack schemas": [
         ("entryPoint", "RayJob", "spec/entryPoint", "preshard"),
         ("'entrypoint' is a required", "RayJob", "spec/entrypoint", GONE),
         ("cpus", "RayJob", "~2/containers/0/cpus", 2),
-    ),
-    *_of(
-        "share/train-v1",
-        "schemas",
+    ],
+    "share/train-v1 schemas": [
         ("backOffLimit: no such", "PyTorchJob", "spec/runPolicy/backOffLimit", 2),
         ("is no int", "PyTorchJob", "spec/runPolicy/backoffLimit", "2"),
-    ),
-    *_of(
-        "share/train",
-        "schemas",
+    ],
+    "share/train schemas": [
         ("numProcs: no such", "TrainJob", "spec/trainer/numProcs", 2),
         ("numNodes", "TrainJob", "spec/trainer/numNodes", "two"),
         ("mlPolicies: no such", "TrainingRuntime", "spec/mlPolicies", {}),
-    ),
-    *_of("share/setup", "schemas", ("queues", "LocalQueue", "spec/queues", [])),
-    *_of(
-        "share/monitoring",
-        "schemas",
+    ],
+    "share/setup schemas": [
+        ("queues", "LocalQueue", "spec/queues", []),
+    ],
+    "share/monitoring schemas": [
         ("bearer", "ServiceMonitor", "spec/bearer", "a"),
         ("ports", "PodMonitor", "spec/ports", []),
         ("rate", "PrometheusRule", "spec/groups/0/rate", 1),
-    ),
-]
-
-COMMANDS = [
-    *_of(
-        "local/serve",
-        "commands",
+    ],
+    "local/serve commands": [
         ("No such option", "Deployment", f"{MAIN}/args/-", "--prot"),
         ("No such command", "Deployment", f"{MAIN}/args/0", "server"),
         ("serves on 8001", "Deployment", f"{MAIN}/args/-", "--port=8001"),
         ("beyond its pod", "Deployment", f"{MAIN}/args/-", "--host=127.0.0.1"),
         ("readinessProbe asks", "Deployment", f"{MAIN}/readinessProbe/httpGet/path", "/health"),
         ("comes from no Secret", "Deployment", f"{MAIN}/env/1/valueFrom", {}),
-    ),
-    *_of(
-        "local/train",
-        "commands",
+    ],
+    "local/train commands": [
         ("No such option", "Job", f"{MAIN}/args/-", "--rings=2"),
         ("do not divide", "Job", f"{MAIN}/args/-", "--ring=3"),
         ("does not pack", "Job", f"{MAIN}/args/-", "--layout=spiral"),
@@ -118,24 +96,18 @@ COMMANDS = [
         ("no headless", "Service/train", "spec/clusterIP", GONE),
         ("GPUs", "Job", f"{MAIN}/args/-", "--device=cuda"),
         ("not set", "Job", f"{MAIN}/envFrom", GONE),
-    ),
-    *_of(
-        "share/train-v1",
-        "commands",
+    ],
+    "share/train-v1 commands": [
         ("waits for 2", "PyTorchJob", f"{WORKER}/replicas", 1),
         ("rendezvous at", "PyTorchJob", "spec/elasticPolicy/rdzvPort", 29401),
-    ),
-    *_of(
-        "share/train",
-        "commands",
+    ],
+    "share/train commands": [
         ("waits for 3", "TrainJob", "spec/trainer/numNodes", 3),
         ("GPUs", "TrainJob", "spec/trainer/numProcPerNode", 4),
         ("does not find the container", "TrainingRuntime", f"{MAIN}/name", "train"),
         ("of the whole cluster", "TrainJob", "spec/runtimeRef/kind", "ClusterTrainingRuntime"),
-    ),
-    *_of(
-        "local/pack",
-        "commands",
+    ],
+    "local/pack commands": [
         ("the head has", "RayJob", "spec/entrypoint", "sh /etc/pack.sh"),
         ("runs preshard verify", "ConfigMap/pack", "data/pack.sh", "preshard verify $DATASET"),
         ("No such option", "ConfigMap/pack", "data/pack.sh", "preshard pack $SOURCE --output $DATASET"),
@@ -144,102 +116,83 @@ COMMANDS = [
         ("$SOURCE", "RayJob", "~1/containers/0/envFrom", GONE),
         ("rayVersion", "RayJob", "spec/rayClusterSpec/rayVersion", "2.9.0"),
         ("are exported on", "RayJob", "~1/containers/0/ports", []),
-    ),
-]
-
-REFERENCES = [
-    *_of(
-        "local/serve",
-        "references",
+    ],
+    "local/serve references": [
         ("no ConfigMap", "ConfigMap/places", "", GONE),
         ("no PersistentVolumeClaim", "PersistentVolumeClaim", "", GONE),
         ("no Secret", "Deployment", f"{MAIN}/env/1/valueFrom/secretKeyRef/key", "password"),
         ("selects no pod", "Service", "spec/selector/a", "b"),
         ("no port", "Service", "spec/ports/0", {"name": "web", "targetPort": "web"}),
-    ),
-    *_of("local/pack", "references", ("no ServiceAccount", "RayJob", "~1/serviceAccountName", "default")),
-    *_of(
-        "local/train",
-        "references",
+    ],
+    "local/pack references": [
+        ("no ServiceAccount", "RayJob", "~1/serviceAccountName", "default"),
+    ],
+    "local/train references": [
         ("no Secret", "Job", f"{MAIN}/envFrom/-", {"secretRef": {"name": "mine"}}),
         ("is of no part", "Job", "metadata/labels", {}),
         ("in namespace default", "Job", "metadata/namespace", "default"),
         ("no volume", "Job", "~/volumes", []),
-    ),
-    *_of(
-        "cloud/monitoring",
-        "references",
+    ],
+    "cloud/monitoring references": [
         ("no Secret", "ServiceMonitor", "spec/endpoints/0/authorization/credentials/name", "other"),
-    ),
-    *_of("local/train", "images", ("preshard-train:latest", "Job", f"{MAIN}/image", "preshard-train:latest")),
-]
-
-SECURITY = [
-    *_of(
-        "local/pack",
-        "security",
+    ],
+    "local/train images": [
+        ("preshard-train:latest", "Job", f"{MAIN}/image", "preshard-train:latest"),
+    ],
+    "local/pack security": [
         ("may run as root", "RayJob", "~2/securityContext/runAsNonRoot", False),
         ("mounts a token", "RayJob", "~/automountServiceAccountToken", GONE),
         ("mounts a token", "ServiceAccount", "automountServiceAccountToken", GONE),
         ("root file system", "RayJob", "~1/containers/0/securityContext/readOnlyRootFilesystem", GONE),
-    ),
-    *_of(
-        "local/train",
-        "security",
+    ],
+    "local/train security": [
         ("no seccomp", "Job", "~/securityContext/seccompProfile", GONE),
         ("of the kind hostPath", "Job", "~/volumes/-", {"name": "h", "hostPath": {}}),
         ("more than its user", "Job", "~/securityContext/sysctls", []),
         ("settings of its own", "Job", f"{MAIN}/securityContext/runAsUser", 0),
         ("privileges", "Job", f"{MAIN}/securityContext/privileged", True),
         ("node's namespaces", "Job", "~/hostNetwork", True),
-    ),
-    *_of(
-        "local/serve",
-        "security",
+    ],
+    "local/serve security": [
         ("on the node", "Deployment", f"{MAIN}/ports/0/hostPort", 80),
         ("capabilities", "Deployment", f"{MAIN}/securityContext/capabilities", {}),
         ("limit of memory", "Deployment", f"{MAIN}/resources/limits", GONE),
         ("no place to write", "Deployment", f"{MAIN}/volumeMounts", []),
         ("takes pods", "Namespace", "metadata/labels", {}),
-    ),
-]
-
-NETWORK = [
-    *_of(
-        "local/serve",
-        "network",
+    ],
+    "local/serve network": [
         ("closes the namespace", "NetworkPolicy/deny", "", GONE),
         ("lets everyone in", "NetworkPolicy/serve", "spec/ingress", [{}]),
         ("no pod has a port", "NetworkPolicy/serve", "spec/ingress", [{"from": [{}], "ports": [{"port": "web"}]}]),
         ("no pod is labelled", "NetworkPolicy/serve", "spec/podSelector/matchLabels/a", "b"),
-    )
-]
-
-ENDINGS = [
-    *_of(
-        "local/pack",
-        "endings",
+    ],
+    "local/pack endings": [
         ("on a new cluster", "RayJob", "spec/backoffLimit", 2),
         ("its cluster stays", "RayJob", "spec/ttlSecondsAfterFinished", GONE),
-    ),
-    *_of(
-        "local/train",
-        "endings",
+    ],
+    "local/train endings": [
         ("is tried again", "Job", "spec/podFailurePolicy", GONE),
         ("needs restartPolicy", "Job", "~/restartPolicy", "OnFailure"),
         ("moved by an autoscaler", "Job", "spec/template/metadata/annotations", GONE),
         ("guards no pod", "PodDisruptionBudget", "spec/selector/matchLabels/a", "b"),
         ("is not a number", "PodDisruptionBudget", "spec/minAvailable", "50%"),
-    ),
-    *_of("local/load", "endings", ("stays after its end", "Job", "spec/ttlSecondsAfterFinished", GONE)),
-    *_of("share/train", "endings", ("the JobSet repeats", "TrainingRuntime", f"{JOBSET}/failurePolicy/rules", GONE)),
-    *_of(
-        "share/train-v1",
-        "endings",
+    ],
+    "local/load endings": [
+        ("stays after its end", "Job", "spec/ttlSecondsAfterFinished", GONE),
+    ],
+    "share/train endings": [
+        ("the JobSet repeats", "TrainingRuntime", f"{JOBSET}/failurePolicy/rules", GONE),
+    ],
+    "share/train-v1 endings": [
         ("is tried again", "PyTorchJob", f"{WORKER}/restartPolicy", "OnFailure"),
         ("ends the job", "PyTorchJob", f"{MAIN}/env", []),
         ("stays after its end", "PyTorchJob", "spec/runPolicy/ttlSecondsAfterFinished", GONE),
-    ),
-]
+    ],
+}
+"""By overlay and check: what the check says, the object, the path in it, and the value there."""
 
-BROKEN = [*SCHEMAS, *COMMANDS, *REFERENCES, *SECURITY, *NETWORK, *ENDINGS]
+BROKEN = [
+    Broken(overlay=overlay, check=check, said=said, thing=thing, path=path, value=value)
+    for overlay, check, rows in ((*key.split(), rows) for key, rows in ROWS.items())
+    for said, thing, path, value in rows
+]

@@ -90,7 +90,7 @@ def _train_faults(pod: Pod, container: Object, given: list[str], objects: list[O
     config = train_cli.main(launch.training_script_args, standalone_mode=False)
     assert isinstance(config, TrainConfig)
     found = read_launch(pod, container, launch, objects)
-    yield from (f"{pod.where}: {fault}" for fault in found.all_faults())
+    yield from (f"{pod.where}: {fault}" for fault in found.faults())
     config.dp_replicate(found.nodes * found.processes)
     devices = container["resources"]["limits"].get("nvidia.com/gpu")
     if (config.device == "cuda") != (devices is not None) or (devices and int(devices) != found.processes):

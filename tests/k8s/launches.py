@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from manifests import Object, Pod, of_kind
 
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(NamedTuple):
     """What torchrun is told, and what the objects make: ``endpoint`` against where the first pod ``listens``."""
 
     nodes: int
@@ -20,14 +18,14 @@ class Launch:
     processes: int
     endpoint: str
     listens: str
-    faults: tuple[str, ...] = ()
+    others: Sequence[str] = ()
 
-    def all_faults(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.nodes != self.replicas:
             yield f"torchrun waits for {self.nodes} nodes, and there are {self.replicas} pods"
         if self.endpoint != self.listens:
             yield f"rendezvous at {self.endpoint}, and the first pod listens at {self.listens}"
-        yield from self.faults
+        yield from self.others
 
 
 def read_launch(pod: Pod, container: Object, launch: Any, objects: list[Object]) -> Launch:
@@ -48,26 +46,19 @@ def _plain_launch(pod: Pod, container: Object, launch: Any, objects: list[Object
     headless = [one for one in of_kind(objects, "Service") if one["metadata"]["name"] == domain]
     if [one["spec"].get("clusterIP") for one in headless] != ["None"]:
         faults.append(f"subdomain {domain} has no headless Service")
-    return Launch(
-        nodes=int(launch.nnodes),
-        replicas=spec["completions"],
-        processes=int(launch.nproc_per_node),
-        endpoint=launch.rdzv_endpoint,
-        listens=f"{pod.owner['metadata']['name']}-0.{domain}:{ports(container).get('rendezvous')}",
-        faults=tuple(faults),
-    )
+    listens = f"{pod.owner['metadata']['name']}-0.{domain}:{ports(container).get('rendezvous')}"
+    nodes, processes = int(launch.nnodes), int(launch.nproc_per_node)
+    return Launch(nodes, spec["completions"], processes, launch.rdzv_endpoint, listens, faults)
 
 
 def _operator_launch(pod: Pod, container: Object, launch: Any, objects: list[Object]) -> Launch:
     """The training operator v1 sets nodes and rendezvous by PET_ variables, and names its pods itself."""
     spec, host = pod.owner["spec"], f"{pod.owner['metadata']['name']}-worker-0"
-    return Launch(
-        nodes=spec["elasticPolicy"]["maxReplicas"],
-        replicas=spec["pytorchReplicaSpecs"]["Worker"]["replicas"],
-        processes=int(launch.nproc_per_node),
-        endpoint=f"{host}:{spec['elasticPolicy']['rdzvPort']}",
-        listens=f"{host}:{ports(container).get('pytorchjob-port')}",
+    endpoint, listens = (
+        f"{host}:{port}" for port in (spec["elasticPolicy"]["rdzvPort"], ports(container).get("pytorchjob-port"))
     )
+    nodes, replicas = spec["elasticPolicy"]["maxReplicas"], spec["pytorchReplicaSpecs"]["Worker"]["replicas"]
+    return Launch(nodes, replicas, int(launch.nproc_per_node), endpoint, listens)
 
 
 def _runtime_launch(pod: Pod, container: Object, launch: Any, objects: list[Object]) -> Launch:
@@ -84,11 +75,5 @@ def _runtime_launch(pod: Pod, container: Object, launch: Any, objects: list[Obje
         faults.append("the trainer does not find the container that it gives the rendezvous to")
     if job["spec"]["runtimeRef"]["kind"] != "TrainingRuntime":
         faults.append("the TrainJob looks for a runtime of the whole cluster")
-    return Launch(
-        nodes=job["spec"]["trainer"]["numNodes"],
-        replicas=pod.owner["spec"]["mlPolicy"]["numNodes"],
-        processes=job["spec"]["trainer"]["numProcPerNode"],
-        endpoint="",
-        listens="",
-        faults=tuple(faults),
-    )
+    asked, replicas = job["spec"]["trainer"], pod.owner["spec"]["mlPolicy"]["numNodes"]
+    return Launch(asked["numNodes"], replicas, asked["numProcPerNode"], "", "", faults)
