@@ -1,19 +1,27 @@
-"""The configuration as a manifest stores it: complete, legal, and nothing else."""
+"""The configuration as a manifest stores it, and the numbers that it and the format fix.
+
+Defaults and largest values stand in docs/packing.md, which a test compares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from preshard.schemas.codec import decode_manifest
+from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
 from preshard.schemas.config import PackConfig, parse_config, stored_config
+from preshard.schemas.dataset.measures import BLOCK_VALUES, measure_groups
 from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import first_violation, nearest_multiples, violations_of
-from preshard.schemas.manifest import Manifest
+from preshard.schemas.layout import TILE
+from preshard.schemas.manifest import DocumentSpan, Manifest
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays, dense_mask
 
 
 @pytest.fixture
@@ -62,13 +70,6 @@ def test_a_model_decides_alone() -> None:
         parse_config({key: given})
 
 
-def test_values_given_twice_are_told() -> None:
-    """Fails when a degree listed twice makes two layouts of one name."""
-    for key in ("cp_sizes", "ring_degrees"):
-        with pytest.raises(ConfigError, match=rf"{key} \[1, 2, 1\] contains a value twice"):
-            parse_config({key: [1, 2, 1]})
-
-
 @pytest.mark.parametrize(
     ("value", "step", "said"),
     [(10, 4, "8 and 12"), (3, 4, "4"), (8, 4, "8"), (0, 4, "0"), (1, 1, "1"), (5, 2, "4 and 6")],
@@ -104,9 +105,133 @@ def test_acronyms_keep_their_capitals(message: str, said: str) -> None:
     assert str(violation) == said
 
 
-def test_zigzag_cuts_a_pack_into_two_chunks_for_each_ring_rank() -> None:
-    """Fails when a pack that divides by the ring ranks alone is taken for a layout with two chunks of each."""
-    given: dict[str, Any] = {"cp_sizes": (1,), "ring_degrees": (4,), "layouts": ("zigzag",)}
-    assert PackConfig(**given, seq_len=24).seq_len == 24
-    with pytest.raises(ValidationError, match="seq_len 20 does not divide evenly"):
-        PackConfig(**given, seq_len=20)
+def numbers(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every number of a configuration and the schema of its value."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from numbers(field.annotation, f"{path}{name}.")
+            continue
+        schema = section.model_json_schema()["properties"][name]
+        for part in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
+            if part.get("type") in ("integer", "number"):
+                yield f"{path}{name}", part
+
+
+def test_every_number_has_a_largest_value() -> None:
+    """Fails when a key takes any number: a window of 10**12 once kept the report and the service busy for ever."""
+    found = dict(numbers(PackConfig))
+    assert {"order.window", "cp_sizes", "max_images", "cost.link_gb_per_s"} <= found.keys()
+    assert [path for path, schema in found.items() if "maximum" not in schema] == []
+    with pytest.raises(
+        ConfigError, match=r"order.window: 1000000000000 is not legal: .* less than or equal to 1048576"
+    ):
+        parse_config({"order": {"window": 10**12}})
+    with pytest.raises(ConfigError, match=r"order.window: 1000.*\.\.\. is not legal") as caught:
+        parse_config({"order": {"window": 10**4000}})
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("degree", [0, 4097])
+def test_degrees_are_from_1_to_4096(degree: int) -> None:
+    """Fails when a degree is legal that no layout can have."""
+    for name, other in (("cp_sizes", "ring_degrees"), ("ring_degrees", "cp_sizes")):
+        rest = {other: [1], "layouts": ["contiguous"]}
+        with pytest.raises(ConfigError, match=rf"{name}.*{degree} is not legal"):
+            parse_config({**rest, name: [degree], "seq_len": max(2 * degree, 2)})
+        for legal in (1, 4096):
+            parse_config({**rest, name: [legal], "seq_len": 2 * legal})
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [
+        ({"layouts": ["contiguous"], "cp_sizes": [1], "ring_degrees": [1]}, 2),
+        ({"layouts": ["contiguous"], "cp_sizes": [3], "ring_degrees": [1]}, 6),
+        ({"layouts": ["contiguous"], "cp_sizes": [1], "ring_degrees": [5]}, 10),
+        ({"layouts": ["zigzag"], "cp_sizes": [4], "ring_degrees": [3, 2], "block_size": 1000}, 24),
+        ({"layouts": ["balanced_ring"], "cp_sizes": [1], "ring_degrees": [3], "block_size": 10}, 30),
+        ({"layouts": ["balanced_gather"], "cp_sizes": [2], "ring_degrees": [1, 5], "block_size": 7}, 140),
+    ],
+)
+def test_seq_len_is_a_multiple_of_what_has_to_divide_it(settings: dict[str, Any], step: int) -> None:
+    """Fails when a length is legal that some rank cannot hold an equal part of, or one is refused that all can."""
+    for seq_len in range(1, 2 * step + 1):
+        if seq_len % step == 0:
+            assert parse_config({**settings, "seq_len": seq_len}).seq_len == seq_len
+        else:
+            with pytest.raises(ConfigError, match=f"nearest that do: .*{step}"):
+                parse_config({**settings, "seq_len": seq_len})
+
+
+def test_documents_are_aligned_to_what_zigzag_cuts() -> None:
+    """Fails when a document of the least length cannot be cut into 2R chunks at some degree."""
+    assert PackConfig().alignment == 16
+    assert PackConfig(ring_degrees=(2, 3), cp_sizes=(1,), seq_len=128 * 12).alignment == 12
+    assert PackConfig(layouts=("contiguous", "balanced_ring")).alignment == 1
+
+
+def test_a_crop_has_patches_and_pooled_rows() -> None:
+    """Fails when a last window that is not full is dropped, or a side is counted for the square."""
+    vision = PackConfig().vision
+    assert (vision.patches_per_crop, vision.pooled_per_crop) == (27 * 27, 81)
+    vision = parse_config({"vision": {"image_size": 56, "patch_size": 14, "pool_size": 3}}).vision
+    assert (vision.patches_per_crop, vision.pooled_per_crop) == (16, 4)
+
+
+def test_a_value_given_twice_is_refused() -> None:
+    """Fails when a degree listed twice makes two layouts of one name."""
+    for name, value in (("cp_sizes", 2), ("ring_degrees", 2), ("layouts", "zigzag")):
+        with pytest.raises(ConfigError, match=f"{name}.*twice"):
+            parse_config({name: [value, value]})
+
+
+def test_numbers_of_the_format_fit_an_int64_column() -> None:
+    """Fails when a head holds a number that no column can, or refuses one that a column can."""
+    span = {"doc_id": "a", "piece": 0, "source": "s", "length": 1, "aligned_length": 1}
+    span |= dict.fromkeys(("copy_number", "epoch", "n_units", "n_images", "n_patches", "load"), 0)
+    span |= dict.fromkeys(("label_cut", "medium_cut"), False)
+    assert DocumentSpan(**span, start=2**63 - 1).start == 2**63 - 1
+    for outside in (2**63, -1):
+        with pytest.raises(ValueError, match="start"):
+            DocumentSpan(**span, start=outside)
+
+
+def test_a_manifests_hash_is_taken_with_64_zeros_in_its_place(tiny_dataset: Path) -> None:
+    """Fails when another reader of the format, who puts 64 zeros there, gets another hash."""
+    data = (tiny_dataset / "manifest.json").read_bytes()
+    manifest = Manifest.model_validate_json(data)
+    assert hashlib.sha256(data.replace(manifest.sha256.encode(), b"0" * 64)).hexdigest() == manifest.sha256
+    assert encode_json(seal_manifest(manifest)) == data
+
+
+def test_constants_of_the_format() -> None:
+    """Fails when what docs/format.md writes out as a number is another number here."""
+    assert (TILE, BLOCK_VALUES) == (128, 8_388_608)
+    assert (IGNORE_INDEX, PADDING_DOC, CAUSAL_ONLY, NOT_POOLED) == (-100, -1, -1, -1)
+    config = parse_config({"ring_degrees": [4, 2], "cp_sizes": [2, 1], "layouts": ["zigzag", "contiguous"]})
+    assert [(group.scheme, group.degree) for group in measure_groups(config)] == [
+        ("contiguous", 2), ("contiguous", 4), ("zigzag", 2), ("zigzag", 4), (None, 1), (None, 2),
+    ]  # fmt: skip
+
+
+def test_the_mask_written_out() -> None:
+    """Fails when a query sees another document, another annotation, a later token outside its group, or padding."""
+    doc = np.array([0, 0, 0, 0, 0, 1, 1, -1], np.int32)
+    branch = np.array([0, 0, 1, 1, 2, 0, 0, 0], np.int32)
+    group = np.array([0, 0, -1, -1, 0, 1, 1, -1], np.int32)
+    mask = MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=group)
+    rows = ["11000000", "11000000", "11100000", "11110000", "11001000", "00000110", "00000110", "00000000"]
+    every = np.array([[letter == "1" for letter in row] for row in rows])
+    np.testing.assert_array_equal(dense_mask(mask), every)
+    queries, keys = np.array([4, 2, 5]), np.array([6, 1, 4, 2])
+    np.testing.assert_array_equal(dense_mask(mask, queries, keys), every[queries][:, keys])
+    np.testing.assert_array_equal(dense_mask(mask, queries), every[queries])
+    np.testing.assert_array_equal(dense_mask(mask, keys=keys), every[:, keys])
+
+
+@pytest.mark.parametrize("name", ["model", "chat_template", "tokenizer", "form"])
+def test_an_empty_name_is_refused(name: str) -> None:
+    """Fails when an empty text stands for the folder that the job is started in."""
+    with pytest.raises(ConfigError, match=f"{name}.*at least 1 character"):
+        parse_config({name: ""})
+    assert getattr(parse_config({name: "x"}), name) == "x"
