@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 
+import yaml
+
 from preshard.packer_service.report.dataset import open_dataset
 from preshard.schemas.codec import HEAD
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts
@@ -29,19 +31,13 @@ def write_energon(location: str) -> list[str]:
     folder, _ = open_dataset(location)
     _, shards = decode_manifest_parts(folder.read(MANIFEST), MANIFEST)
     counts = {f"{SHARDS}/{shard.name}": shard.packs for shard in shards}
+    parts = {"train": list(counts), "val": [], "test": []}
+    loaded = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": [HEAD]}
     files = {
-        SPLIT: _lines("split_parts:", *_listed("  train:", list(counts)), "  val: []", "  test: []", "exclude: []"),
-        DATASET: _lines("__module__: megatron.energon", "__class__: CrudeWebdataset", *_listed("part_filter:", [HEAD])),
+        SPLIT: yaml.safe_dump({"split_parts": parts, "exclude": []}, sort_keys=False),
+        DATASET: yaml.safe_dump(loaded, sort_keys=False),
         INFO: json.dumps({"shard_counts": counts}, indent=2),  # last, as it makes the folder a dataset of Energon
     }
     for name, text in files.items():
         (folder / ENERGON).write(name, text.encode())
     return [f"{ENERGON}/{name}" for name in files]
-
-
-def _listed(key: str, values: list[str]) -> list[str]:
-    return [key, *(f"  - {value}" for value in values)] if values else [f"{key} []"]
-
-
-def _lines(*lines: str) -> str:
-    return "\n".join([*lines, ""])

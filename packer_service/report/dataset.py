@@ -76,10 +76,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
     fill = fill_of(
         documents.totals,
         read_numbers(folder, "packs.parquet", "cost"),
-        seq_len=config.seq_len,
-        max_images=config.max_images,
-        max_patches=config.max_patches,
-        window=config.order.window,
+        config,
         dp_sizes=dp_sizes,
         limit=written_of(run, "limit", FillLimit),
     )

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 
 from preshard.packer_service.plan.make import Plan
 from preshard.packer_service.plan.mixture import MixtureTotals, source_weights
-from preshard.packer_service.plan.order import check_dp_sizes, check_window, straggler_ratio, window_sizes
+from preshard.packer_service.plan.order import check_dp_sizes, straggler_ratio, window_sizes
 from preshard.packer_service.report.records import FillLimit, Mixture, PlanFill, SourceShare
 from preshard.schemas.config import PackConfig
 
@@ -45,11 +45,8 @@ def plan_totals(
 def fill_of(
     totals: PlanTotals,
     cost: Float64[np.ndarray, "packs"],
+    config: PackConfig,
     *,
-    seq_len: int,
-    max_images: int | None,
-    max_patches: int | None,
-    window: int,
     dp_sizes: Sequence[int] = (),
     limit: FillLimit | None = None,
 ) -> PlanFill:
@@ -58,25 +55,22 @@ def fill_of(
     Args:
         totals: sums over the documents.
         cost: of each pack, in step order.
-        seq_len: tokens of a pack.
-        max_images: crops that a pack may hold; None for no limit.
-        max_patches: patches that a pack may hold; None for no limit.
-        window: packs per group of nearly equal cost.
+        config: what they were packed with.
         dp_sizes: data-parallel sizes to give the straggler ratio for; by default the powers of two that divide the
             window. Sizes above the number of packs are left out.
         limit: what keeps the packs from being fuller.
 
     Raises:
-        PlanError: ``window`` is not a positive integer, or a data-parallel size does not divide it.
+        PlanError: a data-parallel size does not divide the window.
     """
-    check_window(window)
+    seq_len, window = config.seq_len, config.order.window
     check_dp_sizes(dp_sizes, window)
     sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
     runnable = [size for size in sizes if size <= len(cost)]  # fewer packs than ranks are no step
     tokens, aligned = totals.tokens, totals.aligned
     for_tokens = -(-aligned // seq_len)
-    for_images = -(-totals.images // max_images) if max_images else 0
-    for_patches = -(-totals.patches // max_patches) if max_patches else 0
+    for_images = -(-totals.images // config.max_images) if config.max_images else 0
+    for_patches = -(-totals.patches // config.max_patches) if config.max_patches else 0
     needed = max(for_tokens, for_images, for_patches)
     room = len(cost) * seq_len
     return PlanFill(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -33,23 +33,9 @@ P95 = "quantile_disc({0}, 0.95)"
 """The least value that 95% of the packs do not exceed."""
 
 
-class Measures(Protocol):
-    """Rows of ``measures.parquet``, wherever they are."""
-
-    @property
-    def config(self) -> PackConfig: ...
-
-    @property
-    def n_packs(self) -> int: ...
-
-    def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
-        """Columns of the rows of one group and consecutive packs, pack by pack, in parts."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class StoredMeasures:
-    """Those of a dataset.
+    """Rows of ``measures.parquet`` of a dataset.
 
     Attributes:
         config: the dataset's configuration.
@@ -66,6 +52,7 @@ class StoredMeasures:
         return self.order.n_packs
 
     def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
+        """Columns of the rows of one group and consecutive packs, pack by pack, in parts."""
         for part in self.order.parts(group, packs):
             rows = self.file.read_row_group(part.row_group, columns=list(columns))
             rows.validate(full=True)
@@ -93,6 +80,10 @@ class SampledMeasures:
         groups = measure_groups(self.config)
         own = np.arange(packs.start, packs.stop) * len(groups) + groups.index(group)
         yield self.rows.select(list(columns)).take(pa.array(own))
+
+
+Measures = StoredMeasures | SampledMeasures
+"""Rows of ``measures.parquet``, wherever they are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Iterator
 from typing import IO, NamedTuple
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from preshard.schemas.codec import check_format_version, decode_manifest, encode_json
 from preshard.schemas.errors import ManifestInvalid
 from preshard.schemas.files.validation import first_violation
-from preshard.schemas.manifest import UNSEALED, ManifestHead, ShardEntry
+from preshard.schemas.manifest import UNSEALED, Manifest, ManifestHead, ShardEntry
 
 _SHARDS = b',"shards":['
 _SEAL = b'],"sha256":"'
@@ -67,16 +68,10 @@ def split_manifest(data: bytes, where: str) -> tuple[ManifestHead, bytes]:
     Raises:
         ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`, but for what the entries of shards hold.
     """
-    start, end = data.rfind(_SHARDS), len(data) - _ENDING
-    sealed = data[end + len(_SEAL) :].removesuffix(_END)
-    if start < 0 or end < start + len(_SHARDS) or data[end : end + len(_SEAL)] != _SEAL:
-        manifest = decode_manifest(data, where)
-        return manifest, b",".join(map(encode_json, manifest.shards))
-    digest = hashlib.sha256(memoryview(data)[: end + len(_SEAL)])
-    digest.update(UNSEALED.encode() + _END)
-    head = _decode_head(data[:start] + b"}", where)
-    _check_seal(digest.hexdigest(), sealed, where)
-    return head, data[start + len(_SHARDS) : end]
+    head = read_manifest_head(io.BytesIO(data), where)
+    if isinstance(head, Manifest):
+        return head, b",".join(map(encode_json, head.shards))
+    return head, data[data.index(_SHARDS) + len(_SHARDS) : -_ENDING]
 
 
 def read_manifest_head(file: IO[bytes], where: str) -> ManifestHead:
@@ -113,19 +108,15 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
     digest.update(memoryview(held)[:-_ENDING])
     digest.update(_SEAL + UNSEALED.encode() + _END)
     head = _decode_head(start + b"}", where)
-    _check_seal(digest.hexdigest(), ending[len(_SEAL) : -len(_END)], where)
+    sealed = ending[len(_SEAL) : -len(_END)].decode(errors="replace")
+    if digest.hexdigest() != sealed:
+        raise ManifestInvalid(where, f"sha256 is {sealed}, which is not the hash of the file with this field as zeros")
     return SealedHead(head, digest.hexdigest())
 
 
 def _sealed_whole(data: bytes, where: str) -> SealedHead:
     manifest = decode_manifest(data, where)
     return SealedHead(manifest, manifest.sha256)
-
-
-def _check_seal(digest: str, sealed: bytes, where: str) -> None:
-    if digest.encode() != sealed:
-        found = sealed.decode(errors="replace")
-        raise ManifestInvalid(where, f"sha256 is {found}, which is not the hash of the file with this field as zeros")
 
 
 def _decode_head(data: bytes, where: str) -> ManifestHead:

@@ -1,11 +1,9 @@
 import numpy as np
-import pytest
 
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import make_plan
 from preshard.packer_service.report.fill import fill_of, plan_totals
-from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import PlanError
+from preshard.schemas.config import PackConfig, parse_config
 
 
 def summary_of(tokens: list[int], images: list[int], max_images: int | None, window: int = 4, dp_sizes=()):
@@ -14,10 +12,9 @@ def summary_of(tokens: list[int], images: list[int], max_images: int | None, win
         tokens=lengths, images=crops, areas=causal_area(lengths), seq_len=16, max_images=max_images, alignment=4,
         window=window, seed=0, cost_model=CostModel.of(PackConfig()),
     )  # fmt: skip
-    return plan, fill_of(
-        plan_totals(plan, crops), plan.cost, seq_len=16, max_images=max_images, max_patches=None, window=window,
-        dp_sizes=dp_sizes,
-    )  # fmt: skip
+    alone = {"cp_sizes": [1], "ring_degrees": [1], "layouts": ["contiguous"]}
+    config = parse_config({"seq_len": 16, "max_images": max_images, "order": {"window": window}, **alone})
+    return plan, fill_of(plan_totals(plan, crops), plan.cost, config, dp_sizes=dp_sizes)
 
 
 def test_padding_by_cause_by_hand() -> None:
@@ -61,11 +58,3 @@ def test_an_empty_plan_has_figures() -> None:
     """Fails when a what-if of nothing divides by zero."""
     _, figures = summary_of([], [], 5)
     assert (figures.packs, figures.fill, figures.padding_tokens, figures.cost_percentiles) == (0, 0.0, 0, {})
-
-
-def test_a_wrong_window_is_refused() -> None:
-    """Fails when a window of zero gives an empty table of ratios."""
-    plan, _ = summary_of([3], [0], 5)
-    totals = plan_totals(plan, np.zeros(1, np.int64))
-    with pytest.raises(PlanError, match=r"order\.window is 0"):
-        fill_of(totals, plan.cost, seq_len=16, max_images=5, max_patches=None, window=0)

@@ -91,15 +91,7 @@ def written_sums(dataset: Dataset) -> WrittenSums:
 
 def written_fill(dataset: Dataset) -> PlanFill:
     """How full the packs are, with the totals of what was packed."""
-    config = dataset.config
-    return fill_of(
-        written_sums(dataset).totals,
-        dataset.numbers("packs.parquet", "cost"),
-        seq_len=config.seq_len,
-        max_images=config.max_images,
-        max_patches=config.max_patches,
-        window=config.order.window,
-    )
+    return fill_of(written_sums(dataset).totals, dataset.numbers("packs.parquet", "cost"), dataset.config)
 
 
 def reject_columns(dataset: Dataset) -> pa.Table:

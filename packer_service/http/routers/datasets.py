@@ -16,6 +16,13 @@ listed = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)
 
 
+OF_MANIFEST = (
+    *("dataset_id", "preshard_version", "counts", "tokenizer", "config"),
+    *("unused_columns", "unread_files", "filtered"),
+)
+"""Fields of a manifest that the answer about a dataset has as they are."""
+
+
 @router.get("/compared", summary="One side of a comparison: named figures, and which of two values is better")
 def compared_figures(dataset: Dataset) -> ComparedSide:
     """Two of these answers side by side are `preshard report --against`: figures join by section and name.
@@ -42,24 +49,17 @@ def dataset(dataset: Dataset) -> DatasetDetail:
     config, manifest, (packed, seconds, limit, thinned) = dataset.config, dataset.manifest, dataset.run
     return DatasetDetail(
         name=dataset.name,
-        dataset_id=manifest.dataset_id,
-        preshard_version=manifest.preshard_version,
+        **{name: getattr(manifest, name) for name in OF_MANIFEST},
         packed=packed,
         block_size=config.block_size,
-        unused_columns=manifest.unused_columns,
-        unread_files=manifest.unread_files,
-        filtered=manifest.filtered,
         warnings=warnings_of(manifest, config, thinned),
         shards=len(dataset.shards),
         bytes=dataset.shard_bytes,
-        counts=manifest.counts,
         **{**dict(overview(dataset)), "limit": limit},
         layouts=list(config.layouts),
         ring_degrees=sorted(config.ring_degrees),
         cp_sizes=sorted(config.cp_sizes),
         files=manifest.sources,
-        tokenizer=manifest.tokenizer,
-        config=manifest.config,
         seconds=seconds,
         plan_seconds=seconds.get("plan_seconds", 0.0),
     )

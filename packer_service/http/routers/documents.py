@@ -33,11 +33,7 @@ from preshard.schemas.layout import TokenLayout
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["documents"], route_class=DatasetRoute)
 
 DOCUMENTS, REJECTS = "documents.parquet", "rejects.parquet"
-ROW = (
-    "doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "start", "length", "n_units", "n_images",
-    "n_patches", "load", "truncated_tokens",
-)  # fmt: skip
-REJECT = ("doc_id", "source", "location", "stage", "code", "message")
+ROW, REJECT = tuple(DocumentRow.model_fields), tuple(RejectRow.model_fields)
 
 MENTIONED = 3
 """Pieces and rejects that a summary names; the answer lists all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -110,16 +111,10 @@ def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chose
 def pack(dataset: Dataset, pack_id: PackId) -> PackDetail:
     """What the head of the pack's sample says, and its row of the table."""
     sample = read_sample(dataset, pack_id)
-    config, place = dataset.config, sample.place
+    config, place = dataset.config, sample.place  # of which no answer has the checksum
     columns = {name: dataset.numbers("packs.parquet", name)[pack_id].item() for name in COLUMNS}
     return PackDetail(
-        pack_id=pack_id,
-        key=place.key,
-        shard=place.shard,
-        index_in_shard=place.index_in_shard,
-        offset=place.offset,
-        header_size=place.header_size,
-        size=place.size,
+        **asdict(place),
         seq_len=config.seq_len,
         loss_tokens=int((sample.sequence.labels != IGNORE_INDEX).sum()),
         fill=columns["n_tokens"] / config.seq_len,

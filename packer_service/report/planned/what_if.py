@@ -148,16 +148,7 @@ def plan_report(
         mixture: what each source got.
         limit: what keeps its packs from being fuller.
     """
-    fill = fill_of(
-        totals,
-        cost,
-        seq_len=config.seq_len,
-        max_images=config.max_images,
-        max_patches=config.max_patches,
-        window=config.order.window,
-        dp_sizes=dp_sizes,
-        limit=limit,
-    )
+    fill = fill_of(totals, cost, config, dp_sizes=dp_sizes, limit=limit)
     found = [fill, lost, mixture, all_balances(sampled_measures(sampled, config))]
     return PlanReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
