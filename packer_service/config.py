@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from preshard.packer_service.ingest.packed.defaults import with_settings_of_datasets
+from preshard.packer_service.ingest.carried import with_settings_of_datasets
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.errors import ConfigError
 

@@ -1,12 +1,21 @@
-"""The commands that take a dataset: ``verify``, ``report``, ``serve``, ``annotate``, ``energon`` and ``card``."""
+"""The commands that take a dataset, from ``verify`` to ``card``."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
-from preshard.packer_service.cli.options import dp_option, print_figures, say
+from preshard.packer_service.cli.options import (
+    device_options,
+    dp_option,
+    json_option,
+    make_devices,
+    print_figures,
+    say,
+    say_model,
+)
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import join, split_query
@@ -14,7 +23,7 @@ from preshard.schemas.files.filesystem import join, split_query
 
 @click.command()
 @click.argument("dataset")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 @click.option("--thorough", is_flag=True, help="Check every pack, not a sample, independently of the code that packs.")
 @click.option(
     "--num-cpus", type=click.IntRange(min=1), help="Processes that read shards in parallel; all CPUs by default."
@@ -34,7 +43,7 @@ def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) ->
 
 @click.command()
 @click.argument("dataset")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 @click.option(
     "--against", metavar="OTHER", help="Compare with another dataset, or with a file of `preshard plan --json`."
 )
@@ -57,9 +66,33 @@ def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) 
         raise ConfigError("report: --dp has no effect beside --against; leave it out")
     comparison = compare_locations(first, second)
     if as_json:
-        say(json.dumps(comparison.model_dump(mode="json")))
+        say_model(comparison)
     else:
         print_comparison(comparison)
+
+
+@click.command()
+@click.argument("dataset")
+@device_options
+@click.option(
+    "--model", type=click.Path(path_type=Path), metavar="DIR", help="Model folder whose dimensions replace cost.*."
+)
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Most splits to show.")
+@json_option
+def advise(
+    dataset: str, gpus: int, gpu: str, model: Path | None, assumed: tuple[str, ...], limit: int, as_json: bool
+) -> None:
+    """Say with which ring degree, layout and sizes DATASET trains fastest, and what that rests on."""
+    from preshard.packer_service.report.advice.console import print_advice
+    from preshard.packer_service.report.advice.dataset import advise_dataset
+    from preshard.packer_service.report.advice.question import make_question
+
+    question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu, limit=limit))
+    advice = advise_dataset(dataset, question, None if model is None else str(model))
+    if as_json:
+        say_model(advice)
+    else:
+        print_advice(advice)
 
 
 @click.command()
@@ -83,13 +116,7 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
     """
     from preshard.packer_service.http.serve import serve_folder
 
-    serve_folder(
-        root,
-        host,
-        port,
-        tokenizers=tokenizers,
-        cache_bytes=cache_mib << 20,
-    )
+    serve_folder(root, host, port, tokenizers=tokenizers, cache_bytes=cache_mib << 20)
 
 
 @click.command()

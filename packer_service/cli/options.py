@@ -3,56 +3,161 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from preshard.packer_service.runtime.local import EXECUTORS
+from preshard.packer_service.runtime.executors import Executor
+from preshard.packer_service.runtime.local import EXECUTORS, choose_executor
+from preshard.packer_service.runtime.progress import ConsoleProgress
+from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.model.devices import DEVICES
 
 if TYPE_CHECKING:
     from preshard.packer_service.ingest.media.reach import AllowedMedia
     from preshard.packer_service.report.records import PlanReport
+    from preshard.schemas.config import PackConfig
 
 
-def config_options(command: Any) -> Any:
-    """The configuration: a file, and values over it."""
-    command = click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Sets one configuration value."
-    )(command)
-    return click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file in YAML.")(
-        command
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What a command says of its sources and of the configuration."""
+
+    config_file: Path | None
+    settings: tuple[str, ...]
+    form: str | None
+    where: str | None
+    ignore: tuple[str, ...]
+    media_root: str | None
+    allow_media: tuple[str, ...]
+
+    def config(self, sources: Sequence[str] = (), *more: str) -> PackConfig:
+        """The configuration; of keys that are left out, that of the packed datasets among these sources.
+
+        Args:
+            sources: of the job.
+            more: settings of other options.
+        """
+        from preshard.packer_service.config import load_config
+
+        # The options that are keys as well. YAML reads JSON.
+        given = {"form": self.form, "where": self.where, "ignore": self.ignore or None}
+        own = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+        return load_config(self.config_file, [*self.settings, *own, *more], sources)
+
+    @property
+    def media(self) -> AllowedMedia:
+        """What rows may reach."""
+        from preshard.packer_service.ingest.media.reach import AllowedMedia
+
+        return AllowedMedia(root=self.media_root, allow=self.allow_media)
+
+
+def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What is read of a source, and as what, and the configuration: the command gets them as ``asked``."""
+
+    @click.option(
+        "--ignore",
+        multiple=True,
+        metavar="PATTERN",
+        help="Leaves out files in folders whose name matches, such as '*.bak'; repeatable.",
     )
+    @click.option(
+        "--media-root",
+        metavar="FOLDER",
+        help="Folder that relative media paths of rows are relative to, instead of the folder of the row's file.",
+    )
+    @click.option(
+        "--allow-media",
+        multiple=True,
+        metavar="PREFIX",
+        help="A path or URI that rows may reach besides the folders of SOURCE; repeatable.",
+    )
+    @click.option(
+        "--where",
+        metavar="EXPRESSION",
+        help="Packs the rows for which a DuckDB expression over their columns is true, such as 'quality > 0.5'.",
+    )
+    @click.option(
+        "--form",
+        metavar="FORM",
+        help="Form of the rows instead of the one that their columns show: its name, or package.module:function.",
+    )
+    @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file in YAML.")
+    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Sets one configuration value.")
+    @wraps(command)
+    def with_options(**given: Any) -> Any:
+        own = {name: given.pop(name) for name in SourceOptions.__dataclass_fields__}
+        return command(asked=SourceOptions(**own), **given)
+
+    return with_options
 
 
-def source_options(command: Any) -> Any:
-    """What is read of a source, and as what."""
-    text = "Form of the rows instead of the one that their columns show: its name, or package.module:function."
-    command = click.option("--form", metavar="FORM", help=text)(command)
-    text = "Packs the rows for which a DuckDB expression over their columns is true, such as 'quality > 0.5'."
-    command = click.option("--where", metavar="EXPRESSION", help=text)(command)
-    text = "A path or URI that rows may reach besides the folders of SOURCE; repeatable."
-    command = click.option("--allow-media", multiple=True, metavar="PREFIX", help=text)(command)
-    text = "Folder that relative media paths of rows are relative to, instead of the folder of the row's file."
-    command = click.option("--media-root", metavar="FOLDER", help=text)(command)
-    text = "Leaves out files in folders whose name matches, such as '*.bak'; repeatable."
-    return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(command)
+def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Where tasks run: the command gets ``run_tasks``, which gives what runs a job's tasks and what hears of them."""
+
+    @click.option(
+        "--executor",
+        type=click.Choice(EXECUTORS),
+        default="auto",
+        show_default=True,
+        help="`local` runs tasks on this machine without Ray; `auto` does so unless an address of Ray is given.",
+    )
+    @click.option(
+        "--ray-address",
+        metavar="ADDR",
+        help="Runs tasks on Ray: the address of a cluster, `auto` for the one around, `local` for a new one.",
+    )
+    @click.option("--num-cpus", type=click.IntRange(min=1), help="CPUs to use of this machine; all by default.")
+    @wraps(command)
+    def with_options(executor: str, ray_address: str | None, num_cpus: int | None, **given: Any) -> Any:
+        @contextmanager
+        def run_tasks() -> Iterator[tuple[Executor, ConsoleProgress]]:
+            progress = ConsoleProgress()
+            with ExitStack() as stack:
+                stack.callback(progress.close)
+                yield stack.enter_context(choose_executor(executor, ray_address, num_cpus, progress)), progress
+
+        return command(run_tasks=run_tasks, **given)
+
+    return with_options
 
 
-def with_source_options(
-    settings: tuple[str, ...], form: str | None, ignore: tuple[str, ...], where: str | None
-) -> list[str]:
-    """The settings with those of the options that are keys of the configuration as well. YAML reads JSON."""
-    own = [f"{name}={json.dumps(value)}" for name, value in (("form", form), ("where", where)) if value is not None]
-    return [*settings, *own, *([f"ignore={json.dumps(ignore)}"] if ignore else [])]
+def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The devices that will train, and what is assumed of them."""
+    text = "Another value for an assumption; repeatable."
+    command = click.option("--assume", "assumed", multiple=True, metavar="KEY=VALUE", help=text)(command)
+    text, kinds = "Their kind: peak, links, memory.", click.Choice(list(DEVICES))
+    command = click.option("--gpu", type=kinds, default="h100", show_default=True, help=text)(command)
+    text = "GPUs that train together."
+    return click.option("--gpus", required=True, type=click.IntRange(min=1), help=text)(command)
 
 
-def allowed_media(media_root: str | None, allow_media: tuple[str, ...]) -> AllowedMedia:
-    """What rows may reach, by the options."""
-    from preshard.packer_service.ingest.media.reach import AllowedMedia
+def make_devices(assumed: tuple[str, ...], **given: Any) -> dict[str, Any]:
+    """What :func:`device_options` asks, by its names in a question.
 
-    return AllowedMedia(root=media_root, allow=allow_media)
+    Raises:
+        ConfigError: an assumption is not ``KEY=VALUE``, or has an option of its own.
+    """
+    values = dict[str, Any]()
+    for entry in assumed:
+        name, _, value = map(str.strip, entry.partition("="))
+        if not (name and value):
+            raise ConfigError(f"--assume {entry!r}: write key=value, such as peak_tflops=700")
+        values[name] = value
+    for name in ("gpus", "gpu", "limit"):
+        if name in values:
+            raise ConfigError(f"--assume {name}={values[name]}: give --{name} {values[name]} instead")
+    return {**values, **given}
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 
 
 def say(text: str, err: bool = False) -> None:
@@ -60,10 +165,9 @@ def say(text: str, err: bool = False) -> None:
     click.echo(without_secrets(text), err=err)
 
 
-def dp_option(command: Any) -> Any:
-    """Data-parallel sizes."""
-    text = "Data-parallel sizes to report the straggler ratio for, such as 8,16,32; each must divide order.window."
-    return click.option("--dp", "dp_sizes", type=SizeList(), default=(), help=text)(command)
+def say_model(answer: Any) -> None:
+    """Prints a model as one JSON object."""
+    say(json.dumps(answer.model_dump(mode="json")))
 
 
 class SizeList(click.ParamType):
@@ -81,16 +185,13 @@ class SizeList(click.ParamType):
         return sizes
 
 
-def executor_options(command: Any) -> Any:
-    """Where tasks run."""
-    text = "CPUs to use of this machine; all by default."
-    command = click.option("--num-cpus", type=click.IntRange(min=1), help=text)(command)
-    text = "Runs tasks on Ray: the address of a cluster, `auto` for the one around, `local` for a new one."
-    command = click.option("--ray-address", metavar="ADDR", help=text)(command)
-    text = "`local` runs tasks on this machine without Ray; `auto` does so unless an address of Ray is given."
-    return click.option("--executor", type=click.Choice(EXECUTORS), default="auto", show_default=True, help=text)(
-        command
-    )
+dp_option = click.option(
+    "--dp",
+    "dp_sizes",
+    type=SizeList(),
+    default=(),
+    help="Data-parallel sizes to report the straggler ratio for, such as 8,16,32; each must divide order.window.",
+)
 
 
 def print_figures(report: PlanReport, as_json: bool, rejects_file: str | None = None) -> None:
@@ -98,6 +199,6 @@ def print_figures(report: PlanReport, as_json: bool, rejects_file: str | None = 
     from preshard.packer_service.report.console import print_report
 
     if as_json:
-        say(json.dumps(report.model_dump(mode="json")))
+        say_model(report)
     else:
         print_report(report, rejects_file=without_secrets(rejects_file) if rejects_file is not None else None)

@@ -1,17 +1,17 @@
-"""The entry point: the group of all commands, and errors as one line and an exit status."""
+"""The entry point: all commands, those that make something to try, and errors as one line and an exit status."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from preshard.packer_service.cli.advice import advise, suggest
-from preshard.packer_service.cli.datasets import annotate, card, energon, report, serve, verify
-from preshard.packer_service.cli.demo import demo_model, demo_source
+from preshard.packer_service.cli.datasets import advise, annotate, card, energon, report, serve, verify
 from preshard.packer_service.cli.options import say
-from preshard.packer_service.cli.sources import pack, plan, show
+from preshard.packer_service.cli.sources import pack, plan, show, suggest
+from preshard.packer_service.demo.model import FAMILIES
 from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, exit_at_once, interruptible
 from preshard.packer_service.runtime.patience import is_waited_for
 from preshard.packer_service.runtime.probe import RayLostError
@@ -33,20 +33,32 @@ def cli() -> None:
     """Pack video, image and text documents into shards from which a context-parallel rank reads only its own part."""
 
 
+@click.command("demo-source")
+@click.argument("directory", type=click.Path(path_type=Path))
+def demo_source(directory: Path) -> None:
+    """Write a small real source to DIRECTORY: videos, photographs and text that installed packages carry."""
+    from preshard.packer_service.demo.source import write_demo_source
+
+    counts = write_demo_source(directory, log=lambda message: click.echo(message, err=True))
+    say(f"{directory}: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
+
+
+@click.command("demo-model")
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option(
+    "--family", type=click.Choice(FAMILIES), default=FAMILIES[1], show_default=True, help="The kind of model."
+)
+def demo_model(directory: Path, family: str) -> None:
+    """Write a model folder to DIR: a tiny model with Qwen's vocabulary, without weights."""
+    from preshard.packer_service.demo.model import write_model_folder
+
+    write_model_folder(directory, family)
+    say(f"{directory}: a tiny model of the family {family}; pack for it with --set model={directory}")
+
+
 for _command in (
-    demo_source,
-    demo_model,
-    suggest,
-    show,
-    pack,
-    plan,
-    verify,
-    report,
-    advise,
-    serve,
-    annotate,
-    energon,
-    card,
+    *(demo_source, demo_model, suggest, show, pack, plan, verify, report, advise),
+    *(serve, annotate, energon, card),
 ):
     cli.add_command(_command)
 

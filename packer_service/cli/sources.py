@@ -1,33 +1,33 @@
-"""The commands that read a source: ``pack``, ``plan`` and ``show``."""
+"""The commands that read a source: ``pack``, ``plan``, ``show`` and ``suggest``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from preshard.packer_service.cli.options import (
-    allowed_media,
-    config_options,
+    SourceOptions,
+    device_options,
     dp_option,
     executor_options,
+    json_option,
+    make_devices,
     print_figures,
     say,
+    say_model,
     source_options,
-    with_source_options,
 )
 from preshard.packer_service.runtime.executors import Executor
-from preshard.packer_service.runtime.local import choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError, TooManyRejectsError
 from preshard.schemas.files.filesystem import join
 
 if TYPE_CHECKING:
-    from preshard.packer_service.ingest.media.reach import AllowedMedia
     from preshard.packer_service.ingest.source.listing import Sources
     from preshard.schemas.config import PackConfig
     from preshard.schemas.manifest import ManifestHead
@@ -35,9 +35,12 @@ if TYPE_CHECKING:
 TOO_MANY_REJECTS = 3
 """Exit status of ``pack`` when the dataset is whole and more rows were rejected than ``--max-rejects`` allows."""
 
+RunTasks = Callable[[], AbstractContextManager[tuple[Executor, ConsoleProgress]]]
+sources_argument = click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@sources_argument
 @click.option("--out", required=True, metavar="DATASET", help="Folder of the dataset: a path or a URI.")
 @click.option(
     "--max-rejects",
@@ -47,35 +50,19 @@ TOO_MANY_REJECTS = 3
     help="Largest share of rows that may be rejected; beyond it, the exit status is 3.",
 )
 @source_options
-@config_options
 @executor_options
-def pack(
-    sources: tuple[str, ...],
-    out: str,
-    max_rejects: float,
-    form: str | None,
-    ignore: tuple[str, ...],
-    where: str | None,
-    media_root: str | None,
-    allow_media: tuple[str, ...],
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    executor: str,
-    ray_address: str | None,
-    num_cpus: int | None,
-) -> int:
+def pack(sources: tuple[str, ...], out: str, max_rejects: float, asked: SourceOptions, run_tasks: RunTasks) -> int:
     """Pack SOURCE files, folders and patterns into a dataset. Continues where an earlier run stopped.
 
     Exit status 3: the dataset is whole, and more than --max-rejects of the rows were rejected.
     """
-    config = _configured(sources, config_file, with_source_options(settings, form, ignore, where))
-    media = allowed_media(media_root, allow_media)
-    found = _looked_at(sources, config, media)
+    config = _configured(sources, asked)
+    found = _looked_at(sources, config, asked)
     # What is wrong with the sources is said before this is imported, which takes seconds.
     from preshard.packer_service.job.pack import pack as run_job
 
-    with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
-        outcome = run_job(sources, out, config, tasks, progress, media=media, found=found)
+    with run_tasks() as (tasks, progress):
+        outcome = run_job(sources, out, config, tasks, progress, media=asked.media, found=found)
     counts = outcome.manifest.counts
     if outcome.already_done:
         say(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
@@ -96,30 +83,21 @@ def pack(
 @click.option(
     "--export", type=click.Path(path_type=Path), help="Write which documents share a pack to this Parquet file."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 @dp_option
 @source_options
-@config_options
 @executor_options
 def plan(
     sources: tuple[str, ...],
-    form: str | None,
-    ignore: tuple[str, ...],
-    where: str | None,
-    media_root: str | None,
-    allow_media: tuple[str, ...],
     lengths: Path | None,
     export: Path | None,
     as_json: bool,
     dp_sizes: tuple[int, ...],
-    config_file: Path | None,
-    settings: tuple[str, ...],
-    executor: str,
-    ray_address: str | None,
-    num_cpus: int | None,
+    asked: SourceOptions,
+    run_tasks: RunTasks,
 ) -> None:
     """Measure and plan without writing a dataset: what would packing SOURCE give?"""
-    config = _configured(sources, config_file, with_source_options(settings, form, ignore, where))
+    config = _configured(sources, asked)
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
     from preshard.packer_service.api.pack import require_documents
@@ -130,19 +108,16 @@ def plan(
 
     if export is not None:
         check_export(export)
-    media = allowed_media(media_root, allow_media)
-    found = _looked_at(sources, config, media) if sources else None
     if lengths is not None:
-        asked = {"where": config.where is not None, "duplicates": config.duplicates.is_asked}
-        for name in (name for name, is_asked in asked.items() if is_asked):
+        given = {"where": config.where is not None, "duplicates": config.duplicates.is_asked}
+        for name in (name for name, is_asked in given.items() if is_asked):
             raise ConfigError(f"{name} applies to rows of SOURCE, not to --lengths: filter that table before")
-        with ExitStack() as stack:
-            progress = ConsoleProgress()
-            stack.callback(progress.close)
+        with closing(ConsoleProgress()) as progress:
             figures = plan_lengths(lengths, config, progress, dp_sizes, export=export)
         print_figures(figures, as_json)
         return
-    with _tasks(executor, ray_address, num_cpus) as (tasks, progress):
+    found, media = _looked_at(sources, config, asked), asked.media
+    with run_tasks() as (tasks, progress):
         report = plan_tables(sources, config, progress, dp_sizes, export=export)
         if report is None:
             report = plan_sources(sources, config, tasks, progress, dp_sizes, media=media, found=found, export=export)
@@ -151,66 +126,85 @@ def plan(
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@sources_argument
 @click.option("--row", metavar="N", help="The row of this number, from 1 through all files, or FILE:N.")
 @click.option("--id", "doc_id", metavar="X", help="The row of this id.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 @source_options
-@config_options
-def show(
-    sources: tuple[str, ...],
-    form: str | None,
-    ignore: tuple[str, ...],
-    where: str | None,
-    media_root: str | None,
-    allow_media: tuple[str, ...],
-    row: str | None,
-    doc_id: str | None,
-    as_json: bool,
-    config_file: Path | None,
-    settings: tuple[str, ...],
-) -> None:
+def show(sources: tuple[str, ...], row: str | None, doc_id: str | None, as_json: bool, asked: SourceOptions) -> None:
     """Print one document of SOURCE as it would be packed: what carries loss, images and frames in place."""
-    from preshard.packer_service.config import load_config
     from preshard.packer_service.job.preview.show import show_document
     from preshard.packer_service.report.document import print_document
 
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
-    config = load_config(config_file, with_source_options(settings, form, ignore, where))
-    document = show_document(sources, config, row=row, doc_id=doc_id, media=allowed_media(media_root, allow_media))
+    document = show_document(sources, asked.config(), row=row, doc_id=doc_id, media=asked.media)
     if as_json:
-        say(json.dumps(document.model_dump(mode="json")))
+        say_model(document)
     else:
         print_document(document)
 
 
-def _configured(sources: Sequence[str], config_file: Path | None, settings: list[str]) -> PackConfig:
-    """The configuration of a job; of keys that are left out, that of the packed datasets among its sources."""
-    from preshard.packer_service.config import load_config
+@click.command()
+@sources_argument
+@click.option("--model", required=True, metavar="DIR", help="Model folder that decides tokens, images and cost.*.")
+@device_options
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 100_000),
+    default=256,
+    show_default=True,
+    help="Most rows that are drawn of SOURCE.",
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Writes the file instead of printing it.")
+@source_options
+def suggest(
+    sources: tuple[str, ...],
+    model: str,
+    gpus: int,
+    gpu: str,
+    assumed: tuple[str, ...],
+    rows: int,
+    out: Path | None,
+    asked: SourceOptions,
+) -> None:
+    """Propose a configuration file for SOURCE from a sample of its rows, with what each choice would give.
+
+    Keys that --config and --set give stay as they are.
+    """
+    from preshard.packer_service.job.preview.suggest import suggest as suggest_for
+    from preshard.packer_service.report.advice.question import make_question
+
+    question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu))
+    config = asked.config((), f"model={json.dumps(model)}")
+    with closing(ConsoleProgress()) as progress:
+        found = suggest_for(sources, config, question, progress, rows=rows, media=asked.media)
+    if out is None:
+        say(found.removesuffix("\n"))
+        return
+    try:
+        out.write_text(found, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written ({error.strerror or error})") from None
+    say(f"{out}: written; pack with --config {out}")
+
+
+def _configured(sources: Sequence[str], asked: SourceOptions) -> PackConfig:
+    """The configuration of a job, whose sources answer."""
     from preshard.packer_service.shards.store import require_answer
 
     for source in sources:
         require_answer("SOURCE", source)
-    return load_config(config_file, settings, sources)
+    return asked.config(sources)
 
 
-def _looked_at(sources: Sequence[str], config: PackConfig, media: AllowedMedia) -> Sources:
+def _looked_at(sources: Sequence[str], config: PackConfig, asked: SourceOptions) -> Sources:
     from preshard.packer_service.ingest.source.listing import list_sources
     from preshard.packer_service.shards.store import require_answer
 
-    for what, location in media.named():
+    for what, location in asked.media.named():
         require_answer(what, location)
-    return list_sources(sources, config, media)
-
-
-@contextmanager
-def _tasks(kind: str, ray_address: str | None, num_cpus: int | None) -> Iterator[tuple[Executor, ConsoleProgress]]:
-    """What runs a job's tasks, and what hears of them; both end with the block."""
-    progress = ConsoleProgress()
-    with ExitStack() as stack:
-        stack.callback(progress.close)
-        yield stack.enter_context(choose_executor(kind, ray_address, num_cpus, progress)), progress
+    return list_sources(sources, config, asked.media)
 
 
 def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:

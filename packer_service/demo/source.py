@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, metadata
@@ -44,8 +43,8 @@ MODULES = (
 
 PACKAGES = ("av", "click", "fastapi", "mistral-common", "numba", "numpy", "pillow", "pydantic", "ray", "webdataset")
 
-_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
-"""Fields of nodes in which definitions can stand, in the order in which nodes have them."""
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+"""What can have a docstring."""
 
 
 def demo_texts() -> dict[str, str]:
@@ -77,21 +76,11 @@ def _modules() -> Iterator[tuple[str, str]]:
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             continue
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        parts = [(getattr(node, "name", name), ast.get_docstring(node)) for node in _documented(tree)]
+        nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
+        parts = [(getattr(node, "name", name), ast.get_docstring(node)) for node in nodes]
         text = "\n\n".join(f"{owner}\n{doc}" for owner, doc in parts if doc)
         if text:
             yield name, text
-
-
-def _documented(tree: ast.Module) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """What can have a docstring, in the order of ``ast.walk``, which looks into all expressions as well."""
-    left: deque[ast.AST] = deque([tree])
-    while left:
-        node = left.popleft()
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-        for block in _BLOCKS:
-            left.extend(getattr(node, block, ()))
 
 
 def _descriptions() -> Iterator[tuple[str, str]]:

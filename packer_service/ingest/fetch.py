@@ -98,7 +98,11 @@ def read_range(wanted: Range) -> bytes:
         opened = filesystem.open_input_file(path)
         with _OPENING:
             _OPEN[key] = opened
-    data: bytes = opened.read_at(wanted.end - wanted.start, wanted.start)
+    try:
+        data: bytes = opened.read_at(wanted.end - wanted.start, wanted.start)
+    except OSError:
+        _OPEN.pop(key, None)  # whoever tries again opens it anew
+        raise
     return data
 
 

@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache
 from preshard.packer_service.ingest.families.family import Family
 from preshard.packer_service.ingest.families.folder import FolderFamily, load_family
 from preshard.packer_service.ingest.families.square import SquareFamily
-from preshard.packer_service.ingest.text.chat_process import chat_texts
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, spelled_by
+from preshard.packer_service.ingest.text.chat_text import chat_texts
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.plan.cost import CostModel
@@ -22,7 +22,7 @@ from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
 from preshard.schemas.model.followed import check_window, layer_masks
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
-"""Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_process.chat_texts` does in a process."""
+"""Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_text.chat_texts` does in a process."""
 
 
 @dataclass(frozen=True, kw_only=True)

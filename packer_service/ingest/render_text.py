@@ -205,18 +205,12 @@ def fill_slots(
     places: list[MarkedPlace] = []
     moved: list[LossSpan] = []
     done = length = 0
-    for slot, (start, end) in zip(slots, _found(text, slots, placeholders), strict=True):
+    for slot, found in zip(slots, _found(text, slots, placeholders), strict=True):
+        start, end, pieces = _with_marks(text, slot, found, done, spell)
         moved += _moved(loss, done, start, length - done)
         out.append(text[done:start])
         length += start - done
-        opens = bool(slot.opening) and text.endswith(slot.opening, done, start)
-        closes = bool(slot.closing) and text.startswith(slot.closing, end)
-        pieces = _without_marks(slot, opens, closes, spell)
         written, own = _spelled(pieces, length, slot.first_unit, spell)
-        if opens and _lacks(pieces[0], slot.opening, spell):
-            own.insert(0, _mark(slot.opening, length - len(slot.opening), own[0].unit))
-        if closes and _lacks(pieces[-1], slot.closing, spell):
-            own.append(_mark(slot.closing, length + len(written), own[-1].unit))
         out.append(written)
         places += own
         length, done = length + len(written), end
@@ -244,22 +238,27 @@ def _moved(loss: Sequence[LossSpan], start: int, end: int, by: int) -> Iterator[
             yield max(first, start) + by, min(last, end) + by, weight
 
 
-def _without_marks(slot: Slot, opens: bool, closes: bool, spell: Callable[[Token], str]) -> tuple[Piece, ...]:
-    pieces = slot.pieces
-    if slot.once and opens and _is(pieces[0], slot.opening, spell):
-        pieces = pieces[1:]
-    if slot.once and closes and _is(pieces[-1], slot.closing, spell):
-        pieces = pieces[:-1]
-    return pieces
+def _with_marks(
+    text: str, slot: Slot, place: Span, done: int, spell: Callable[[Token], str]
+) -> tuple[int, int, list[Piece]]:
+    """A placeholder with the marks of the text beside it, and the pieces with those that belong to their units."""
+    (start, end), pieces = place, list(slot.pieces)
+    if slot.opening and text.endswith(slot.opening, done, start) and _take_mark(pieces, 0, slot.opening, slot, spell):
+        start -= len(slot.opening)
+    if slot.closing and text.startswith(slot.closing, end) and _take_mark(pieces, -1, slot.closing, slot, spell):
+        end += len(slot.closing)
+    return start, end, pieces
 
 
-def _is(piece: Piece, name: str, spell: Callable[[Token], str]) -> bool:
-    return isinstance(piece, Mark) and spell(piece.token) == name
-
-
-def _lacks(piece: Piece, name: str, spell: Callable[[Token], str]) -> bool:
-    """Whether a unit begins or ends with this piece, and not with the mark itself."""
-    return not isinstance(piece, str) and not _is(piece, name, spell)
+def _take_mark(pieces: list[Piece], end: int, name: str, slot: Slot, spell: Callable[[Token], str]) -> bool:
+    """Whether a mark of the text belongs to the first or last unit (``end``: 0, -1), which gets it if it has none."""
+    piece = pieces[end]
+    if isinstance(piece, str):
+        return False
+    if isinstance(piece, Mark) and spell(piece.token) == name:
+        return slot.once
+    pieces.insert(len(pieces) if end else 0, Mark(piece.unit, name))
+    return True
 
 
 def _spelled(
@@ -272,11 +271,7 @@ def _spelled(
         if not isinstance(piece, str):
             count, is_row = (piece.count, True) if isinstance(piece, Rows) else (1, False)
             end, unit = at + len(name), first_unit + piece.unit
-            places.append(MarkedPlace(start=at, end=end, token=piece.token, unit=unit, count=count, is_row=is_row))
+            places.append(MarkedPlace(at, end, unit, count, is_row))
         out.append(name)
         at += len(name)
     return "".join(out), places
-
-
-def _mark(name: str, start: int, unit: int) -> MarkedPlace:
-    return MarkedPlace(start=start, end=start + len(name), token=name, unit=unit, count=1, is_row=False)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from preshard.packer_service.ingest.families.family import Placement, Rows, Token
+from preshard.packer_service.ingest.families.family import Placement, Rows
 from preshard.packer_service.ingest.text.chat_template import ChatText
 from preshard.packer_service.ingest.text.encoded import EncodedText, text_parts
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
@@ -46,15 +47,13 @@ def encoded_parts(tokenizer: Tokenizer, text: str, before: int) -> Iterator[Int3
         yield ids
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MarkedPlace:
-    """Characters of a text that one token of a unit stands for, which is repeated ``count`` times."""
+class MarkedPlace(NamedTuple):
+    """Characters of a text that one token of a unit stands for, which is written ``repeats`` times."""
 
     start: int
     end: int
-    token: Token
     unit: int
-    count: int
+    repeats: int
     is_row: bool
 
 
@@ -99,7 +98,7 @@ def run_of(chat: ChatText, places: Sequence[MarkedPlace], encoded: EncodedText) 
     unit_ids = np.full(len(encoded.ids), NOT_POOLED, np.int32)
     for index, place in zip(at, places, strict=True):
         assert encoded.starts[index] <= place.start < place.end <= encoded.ends[index], "a mark is one token"
-        counts[index], loss[index] = place.count, 0
+        counts[index], loss[index] = place.repeats, 0
         unit_ids[index] = place.unit if place.is_row else NOT_POOLED
     ends = np.cumsum(counts)
     if len(ends) and ends[-1] > MAX_TOKENS:

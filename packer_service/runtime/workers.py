@@ -1,7 +1,7 @@
 """Calls in a process of their own: a crash, a hang or eaten memory there becomes a reason, not the end of the caller.
 
 Knows nothing of what is called: :mod:`preshard.packer_service.ingest.media.isolated` and
-:mod:`preshard.packer_service.ingest.text.chat_process` say what a failure means there.
+:mod:`preshard.packer_service.ingest.text.chat_text` say what a failure means there.
 """
 
 from __future__ import annotations

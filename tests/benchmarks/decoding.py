@@ -36,13 +36,12 @@ from machine import hardware  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.media import pictures as reading  # noqa: E402
 from preshard.packer_service.ingest.media.demux import open_at, open_video  # noqa: E402
-from preshard.packer_service.ingest.media.open import open_media  # noqa: E402
 from preshard.packer_service.ingest.media.pictures import (  # noqa: E402
     SKIPPING,
     PictureReader,
     read_pictures,
 )
-from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media  # noqa: E402
 from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
 
 FRAME_RATE = 30

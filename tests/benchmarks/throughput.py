@@ -51,7 +51,7 @@ from preshard.packer_service.ingest.model import packed_for  # noqa: E402
 from preshard.packer_service.ingest.source.file import Fragment  # noqa: E402
 from preshard.packer_service.ingest.source.files import list_fragments, read_row  # noqa: E402
 from preshard.packer_service.ingest.source.listing import list_sources  # noqa: E402
-from preshard.packer_service.ingest.source.rows import parse_document  # noqa: E402
+from preshard.packer_service.ingest.source.rows import parse_row  # noqa: E402
 from preshard.packer_service.job import pack as job  # noqa: E402
 from preshard.packer_service.job.plan import (  # noqa: E402
     PLAN_FOLDER,
@@ -76,7 +76,7 @@ def clips_of(packs: list[list[ShardDocument]], config: PackConfig) -> list[Clip]
     """What the bare loop is told of a shard: it does not look for frames itself."""
     clips = []
     for document in (document for pack in packs for document in pack):
-        for medium in parse_document(read_row(document.file, document.reference)).media():
+        for medium in parse_row(read_row(document.file, document.reference)).media():
             [shape] = probe(medium, document.file.media, config)
             clips.append((document.file.media.location(str(medium.uri)), shape.pts.tolist()))
     return clips

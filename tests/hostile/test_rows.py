@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from hostile_rows import RowGrammar, broken_lines, drawn_lines
+from hostile_tables import damaged_indexes, damaged_parquet, parquet, typed_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -41,25 +43,24 @@ def packed(folder: Path, progress: Any, *settings: str) -> tuple[int, Counter[st
     return len(documents), codes
 
 
-def test_every_line_is_packed_or_rejected(tmp_path: Path, hostile_lines: list[bytes], progress: Any) -> None:
+def test_every_line_is_packed_or_rejected(tmp_path: Path, progress: Any) -> None:
     """Fails when a row with any type in any field of any form ends the job, or disappears without a trace."""
-    source = tmp_path / "source"
+    # lines that are not rows, or barely, and rows of which half are wrong somewhere
+    source, lines = tmp_path / "source", [*broken_lines(), *drawn_lines(800, seed=11)]
     source.mkdir()
     Image.new("RGB", (40, 30), "olive").save(source / "0.png")
-    (source / "rows.jsonl").write_bytes(b"\n".join(hostile_lines))
+    (source / "rows.jsonl").write_bytes(b"\n".join(lines))
     documents, codes = packed(tmp_path, progress)
-    assert documents + codes.total() == sum(bool(line.strip()) for line in hostile_lines)
+    assert documents + codes.total() == sum(bool(line.strip()) for line in lines)
     assert documents > 200
     assert {"bad_row", "empty", "missing_media", "too_long"} <= codes.keys()
 
 
 @settings(max_examples=100, deadline=None)
 @given(rng=st.randoms(use_true_random=False), trouble=st.sampled_from([0.0, 0.02, 0.1]))
-def test_a_row_is_measured_the_same_twice(
-    tmp_path_factory: pytest.TempPathFactory, row_grammar: Any, rng: Any, trouble: float
-) -> None:
+def test_a_row_is_measured_the_same_twice(tmp_path_factory: pytest.TempPathFactory, rng: Any, trouble: float) -> None:
     """Fails when some row raises an unforeseen error; hypothesis then shows the smallest such row."""
-    grammar = row_grammar(rng, trouble)
+    grammar = RowGrammar(rng, trouble)
     rows = [{"text": "Of a form."}, *(grammar.row() for _ in range(4))]
     path = tmp_path_factory.mktemp("rows") / "f.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -71,22 +72,21 @@ def test_a_row_is_measured_the_same_twice(
     assert measured.equals(measure_fragment(fragment, config)[0])
 
 
-def test_every_type_of_every_column_is_packed_or_rejected(
-    tmp_path: Path, hostile_tables: list[tuple[str, bytes, int, int]], progress: Any
-) -> None:
+def test_every_type_of_every_column_is_packed_or_rejected(tmp_path: Path, progress: Any) -> None:
     """Fails when a column's type ends the job, loses rows, or a string column of another layout is refused."""
     (tmp_path / "source").mkdir()
-    for name, data, _, _ in hostile_tables:
-        (tmp_path / "source" / f"{name}.parquet").write_bytes(data)
+    tables = list(typed_tables())
+    for name, table, _ in tables:
+        (tmp_path / "source" / f"{name}.parquet").write_bytes(parquet(table))
     documents, codes = packed(tmp_path, progress)
-    assert documents == sum(whole for *_, whole in hostile_tables) > 20
-    assert documents + codes.total() == sum(rows for _, _, rows, _ in hostile_tables)
+    assert documents == sum(whole for *_, whole in tables) > 20
+    assert documents + codes.total() == sum(len(table) for _, table, _ in tables)
 
 
-def test_damaged_parquet_is_rejected_or_refused(tmp_path: Path, damaged_tables: list[bytes]) -> None:
+def test_damaged_parquet_is_rejected_or_refused(tmp_path: Path) -> None:
     """Fails when damage crashes a task: a footer that cannot be read is a ConfigError, all else are rejects."""
     config, outcomes = load_config(None, SETTINGS), Counter[str]()
-    for number, data in enumerate(damaged_tables):
+    for number, data in enumerate(damaged_parquet(60, seed=2)):
         path = tmp_path / f"{number}.parquet"
         path.write_bytes(data)
         try:
@@ -111,10 +111,10 @@ def test_no_reason_spells_the_line(tmp_path: Path, line: bytes) -> None:
     assert len(str(row)) < 200
 
 
-def test_damaged_indexes_are_rejected_or_refused(tmp_path: Path, damaged_pairs: list[tuple[bytes, bytes]]) -> None:
+def test_damaged_indexes_are_rejected_or_refused(tmp_path: Path) -> None:
     """Fails when a wrong index crashes a task, or a document is neither packed nor rejected."""
     config, outcomes = load_config(None, SETTINGS), Counter[str]()
-    for number, (index, tokens) in enumerate(damaged_pairs):
+    for number, (index, tokens) in enumerate(damaged_indexes(tmp_path, 300, seed=4)):
         path = tmp_path / f"{number}.bin"
         path.write_bytes(tokens)
         path.with_suffix(".idx").write_bytes(index)

@@ -58,7 +58,8 @@ def write_video() -> MakeVideo:
             for number, tick in enumerate(times):
                 flat = np.full((size[1], size[0], 3), (20 + 5 * number) % 256, np.uint8)
                 pixels = flat if picture is None else picture(number)
-                frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=pix_fmt)
+                given = "rgba" if pixels.shape[-1] == 4 else "rgb24"
+                frame = av.VideoFrame.from_ndarray(pixels, format=given).reformat(format=pix_fmt)
                 frame.pts, frame.time_base = int(tick), Fraction(1, ticks)
                 container.mux(stream.encode(frame))
             container.mux(stream.encode(None))

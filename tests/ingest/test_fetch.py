@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preshard.packer_service.ingest import fetch
-from preshard.packer_service.ingest.fetch import Range, read_range, read_ranges
+from preshard.packer_service.ingest.fetch import Range, read_range, read_ranges, recent_values
 
 
 @pytest.fixture
@@ -65,3 +65,25 @@ def test_a_file_that_has_grown_is_opened_anew(tmp_path: Path) -> None:
         (tmp_path / "new").write_bytes(content)
         (tmp_path / "new").replace(uri)
         assert read_ranges([Range(uri, 0, 100, version), Range(uri, 4, 100, version)]) == [content, content[4:]]
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    """Fails when a value in use is dropped, or the limit is exceeded."""
+    recent = recent_values(5, len)
+    recent["a"] = "aa"
+    recent["b"] = "bb"
+    assert recent["a"] == "aa"
+    recent["c"] = "cc"
+    assert [recent.get(key) for key in "abc"] == ["aa", None, "cc"]
+
+
+def test_the_newest_value_is_kept_whatever_it_weighs() -> None:
+    """Fails when something large is made again each time it is asked for, or keeps what it displaced alive."""
+    for limit in (0, 3):
+        recent = recent_values(limit, len)
+        recent["small"] = "x"
+        recent["large"] = "xxxxxxxx"
+        assert recent["large"] == "xxxxxxxx"
+        assert len(recent) == 1
+        recent["empty"] = ""
+        assert list(recent) == ["empty"]

@@ -68,32 +68,28 @@ def test_reject_names_value_limit_and_remedy(
     assert caught.value.code == code
 
 
-def test_truncate_never_cuts_through_a_unit() -> None:
-    """Fails when half an image is kept, with pooled rows that no crop has."""
-    [piece] = fit(document([(2, 1), (6, 1)], 12), seq_len=7, max_images=None, oversize="truncate")
-    np.testing.assert_array_equal(piece.tokens, np.arange(6))
-    assert piece.units.crops.tolist() == [1]
+@pytest.mark.parametrize(
+    ("crops", "seq_len", "max_images", "kept"),
+    [
+        ((1, 1), 7, None, 6),  # never through a unit
+        ((1, 2), 12, 2, 6),  # the image budget
+        ((1, 1), 8, None, 8),  # a unit that ends where the pack ends
+        ((1, 1), 11, 2, 11),  # as many crops as a pack may have
+    ],
+)
+def test_truncate_keeps_what_fits(crops: tuple[int, int], seq_len: int, max_images: int | None, kept: int) -> None:
+    """Fails when half an image is kept, a budget is not, or a unit that just fits is dropped for nothing."""
+    whole = document([(2, crops[0]), (6, crops[1])], 12)
+    [piece] = fit(whole, seq_len=seq_len, max_images=max_images, oversize="truncate")
+    np.testing.assert_array_equal(piece.tokens, np.arange(kept))
+    assert piece.units.crops.tolist() == ([1, 1] if kept > 6 else [1])
     assert piece.labels[-1] == X
-    assert piece.truncated == 6
-
-
-def test_truncate_keeps_the_image_budget() -> None:
-    """Fails when only the token budget is checked."""
-    [piece] = fit(document([(2, 1), (6, 2)], 12), seq_len=12, max_images=2, oversize="truncate")
-    assert len(piece) == 6
-    assert piece.truncated == 6
-
-
-def test_a_unit_that_ends_where_the_pack_ends_stays() -> None:
-    """Fails when a unit that just fits is dropped, and its tokens are lost for nothing."""
-    [piece] = fit(document([(2, 1), (6, 1)], 12), seq_len=8, max_images=None, oversize="truncate")
-    assert piece.units.crops.tolist() == [1, 1]
-    assert len(piece) == 8
-    assert piece.truncated == 4
+    assert piece.truncated == 12 - kept
 
 
 def test_a_split_of_annotations_repeats_the_prefix() -> None:
-    """Fails when an annotation comes without its media, or its number does not start from 1 in each piece."""
+    """Fails when an annotation comes without its media, its number does not start from 1 in each piece, or the last
+    token of a prefix or annotation gets the token after it as its label."""
     whole = document([(0, 1)], 0, shared=3, branches=(4, 4, 4))
     pieces = fit(whole, seq_len=11, max_images=None, oversize="split")
     first, second = pieces
@@ -103,15 +99,9 @@ def test_a_split_of_annotations_repeats_the_prefix() -> None:
     np.testing.assert_array_equal(second.position_ids, [range(7)])
     np.testing.assert_array_equal(second.unit_ids, [0, 0, -1, -1, -1, -1, -1])
     assert [piece.truncated for piece in pieces] == [0, 0]
-
-
-def test_a_split_of_annotations_labels_no_edge() -> None:
-    """Fails when the last token of a prefix or annotation gets the token after it in the piece, or in the whole."""
-    whole = document([(0, 1)], 0, shared=3, branches=(4, 4, 4))
-    first, second = fit(whole, seq_len=11, max_images=None, oversize="split")
     np.testing.assert_array_equal(first.labels, [X, X, X, 4, 5, 6, X, 8, 9, 10, X])
     np.testing.assert_array_equal(second.labels, [X, X, X, 12, 13, 14, X])
-    for piece in (first, second):
+    for piece in pieces:
         np.testing.assert_array_equal(piece.loss_weights > 0, piece.labels != X)
 
 
@@ -175,10 +165,3 @@ def test_patches_are_a_limit_of_their_own() -> None:
     assert (len(kept), kept.truncated, kept.units.patches.tolist()) == (4, 8, [4])
     pieces = fit(whole, seq_len=12, max_images=None, max_patches=8, oversize="split")
     assert [piece.units.patches.tolist() for piece in pieces] == [[4], [8]]
-
-
-def test_as_many_crops_as_a_pack_may_have_stay() -> None:
-    """Fails when a cut for the tokens takes away the last unit that the image budget allows."""
-    [piece] = fit(document([(2, 1), (6, 1)], 12), seq_len=11, max_images=2, oversize="truncate")
-    assert piece.units.crops.tolist() == [1, 1]
-    assert piece.truncated == 1

@@ -18,7 +18,6 @@ import pytest
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.ingest.source.containers import row_groups
-from preshard.packer_service.ingest.source.containers.row_groups import RowGroups
 from preshard.packer_service.job.pack import Outcome, pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
@@ -68,7 +67,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tin
     """The command ``preshard pack``, its tasks run in this process: its exit status and last line."""
 
     def run(source: Path, out: Path, executor: PlainExecutor) -> tuple[int, str]:
-        monkeypatch.setattr("preshard.packer_service.cli.sources.choose_executor", lambda *_: nullcontext(executor))
+        monkeypatch.setattr("preshard.packer_service.cli.options.choose_executor", lambda *_: nullcontext(executor))
         words = [word for setting in tiny_settings for word in ("--set", setting)]
         with pytest.raises(SystemExit) as stopped:
             main(["pack", str(source), "--out", str(out), *words])
@@ -190,9 +189,9 @@ def change(path: Path, data: bytes) -> None:
 
 
 @pytest.fixture
-def forget_rows(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def forget_rows() -> Callable[[], None]:
     """Lets the row groups go that this process has kept from measuring: on Ray, another one often writes."""
-    return lambda: monkeypatch.setattr(row_groups, "ROW_GROUPS", RowGroups(0))
+    return row_groups.RECENT.clear
 
 
 def packed_while(source: Path, out: Path, config: PackConfig, progress: object, between: Callable) -> list[dict]:

@@ -14,7 +14,7 @@ from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.render import render_pieces
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
-from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
@@ -41,7 +41,7 @@ def test_the_area_is_that_of_the_mask(tmp_path: Path, bidirectional: str) -> Non
     areas = measure_fragment(fragment, config)[0]["area"].to_pylist()
     expected = []
     for row in ROWS.values():
-        [piece] = render_pieces(parse_document(row), MediaReach.of(str(tmp_path)), config)
+        [piece] = render_pieces(parse_row(row), MediaReach.of(str(tmp_path)), config)
         mask = MaskArrays(doc_ids=piece.tokens * 0, branch_ids=piece.branch_ids, group_ids=piece.group_ids)
         expected.append(int(dense_mask(mask).sum()))
     assert areas == expected

@@ -19,8 +19,7 @@ from range_server import served_ranges
 from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.media.open import open_media
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.job.ownership import DatasetDamagedError
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor

@@ -15,9 +15,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from preshard.packer_service.ingest.families.square import SquareFamily
 from preshard.packer_service.ingest.model import Renderer
-from preshard.packer_service.ingest.text.chat_process import read_folder
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
-from preshard.packer_service.ingest.text.chat_text import chat_text
+from preshard.packer_service.ingest.text.chat_text import chat_text, read_folder
 from preshard.packer_service.ingest.text.configured import folder_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.schemas.config import SpecialTokensConfig, VisionConfig

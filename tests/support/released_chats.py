@@ -26,7 +26,7 @@ import numpy as np
 from chats import TOOL, Row, Style, draw_call, draw_text, make_folder, our_tokenizer, renderer_of
 
 from preshard.packer_service.ingest.render import render
-from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.packer_service.ingest.text.configured import with_template
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.schemas.errors import DocumentError
@@ -163,7 +163,7 @@ class Judge:
         asked = [(kind, draw(kind, number, name)) for kind in ("plain", "turns", "system") for number in range(n)]
         for kind, row in asked:
             try:
-                rendered = render(renderer, parse_document(row), [])
+                rendered = render(renderer, parse_row(row), [])
             except DocumentError as error:
                 if kind != "system" or "leaves out the system's turn" not in str(error):
                     raise
@@ -180,7 +180,7 @@ class Judge:
         source, training = self.pairs[name]
         renderer = renderer_of(with_template(self.tokenizer, source))
         try:
-            rendered = render(renderer, parse_document(row), [])
+            rendered = render(renderer, parse_row(row), [])
         except DocumentError as error:
             # DeepSeek's begins later calls without the header of an answer
             broken = name in WITHOUT_TOOLS and "not as it asks for an answer" in str(error)

@@ -17,9 +17,8 @@ from PIL import Image
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import Scaling
 from preshard.packer_service.ingest.media.image import SWAPPING, decode_image
-from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.pictures import LostPictureError, read_pictures
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.ingest.media.scale import scaled, turned
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, VideoFrames
 from preshard.packer_service.packs.crop import Crop

@@ -16,7 +16,7 @@ import av
 import av.logging
 import numpy as np
 
-from preshard.packer_service.ingest.media.open import MediaFile
+from preshard.packer_service.ingest.media.reach import MediaFile
 from preshard.schemas.errors import DocumentError
 
 if TYPE_CHECKING:

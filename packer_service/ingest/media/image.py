@@ -13,9 +13,8 @@ from PIL import ExifTags, Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape, Scaling
-from preshard.packer_service.ingest.media.open import MediaFile, open_media
 from preshard.packer_service.ingest.media.pdf import MAX_PAGES, is_pdf, page_sizes, rendered_page, several_pages
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaFile, MediaReach, open_media
 from preshard.packer_service.ingest.media.scale import FullScaling, Shrunk, scaled, turned, whole_rgb
 from preshard.packer_service.ingest.media.shape import DECODER_MIB, ImageSize, check_memory, image_bytes
 from preshard.schemas.errors import DocumentError

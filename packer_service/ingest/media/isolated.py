@@ -58,8 +58,9 @@ def probe(medium: Medium, base: MediaReach, config: PackConfig) -> list[MediumSh
     if medium.kind == "image" or medium.frames:
         options |= {"pages": config.images.pages, "dpi": config.images.pdf_dpi}
     if medium.kind == "video":
-        return _call(config, "bad_video", probe_frames if medium.frames else probe_video, medium, base, **options)
-    [shapes] = _call(config, "bad_image", probe_image, medium, base, **options)
+        probe_clip = probe_frames if medium.frames else probe_video
+        return _gather(list, config, "bad_video", probe_clip, medium, base, **options)
+    [shapes] = _gather(list, config, "bad_image", probe_image, medium, base, **options)
     return cast(list[MediumShape], shapes)
 
 
@@ -70,7 +71,7 @@ def pixel_digest(medium: Medium, base: MediaReach, config: PackConfig) -> bytes:
         DocumentError: ``decode_failed``, and as in :func:`probe`.
         OSError: as in :func:`probe`.
     """
-    [digest] = _call(config, "decode_failed", image_digest, medium, base, dpi=config.images.pdf_dpi)
+    [digest] = _gather(list, config, "decode_failed", image_digest, medium, base, dpi=config.images.pdf_dpi)
     return cast(bytes, digest)
 
 
@@ -84,7 +85,8 @@ def crops(
             when it broke the decoder in every try.
         OSError: as in :func:`probe`.
     """
-    return _call(
+    return _gather(
+        list,
         config,
         "decode_failed",
         encoded_crops,
@@ -116,23 +118,17 @@ def pictures(
     return _gather(keep, config, "decode_failed", encoded_pictures, medium, base, list(shown), **options)
 
 
-def _call(
-    config: PackConfig, code: str, function: Callable[..., Any], medium: Medium, *args: Any, **options: Any
-) -> list[Any]:
-    return _gather(list, config, code, function, medium, *args, **options)
-
-
 def _gather(
     keep: Callable[[Iterator[Any]], T],
     config: PackConfig,
     code: str,
     function: Callable[..., Any],
     medium: Medium,
+    base: MediaReach,
     *args: Any,
     **options: Any,
 ) -> T:
-    base: MediaReach = args[0]
     try:
-        return STORES.ask(medium, base, lambda: _decoder(config).gather(keep, function, medium, *args, **options))
+        return STORES.ask(medium, base, lambda: _decoder(config).gather(keep, function, medium, base, *args, **options))
     except CallFailedError as error:
         raise DocumentError(code, f"{medium.label}: the decoder {error}") from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from preshard.packer_service.ingest.media.open import MediaFile
+from preshard.packer_service.ingest.media.reach import MediaFile
 from preshard.packer_service.ingest.media.shape import ImageSize
 from preshard.schemas.errors import DocumentError
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import av
 
 from preshard.packer_service.ingest.media.demux import Video, open_at, seek_to, shown_at
-from preshard.packer_service.ingest.media.open import MediaFile
+from preshard.packer_service.ingest.media.reach import MediaFile
 
 T = TypeVar("T")
 

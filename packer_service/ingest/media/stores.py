@@ -19,10 +19,9 @@ import pyarrow as pa
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.fetch import started
-from preshard.packer_service.ingest.media.open import resolve
 from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.schemas.errors import DocumentError, PreshardError
-from preshard.schemas.files.filesystem import is_remote, split_query
+from preshard.schemas.files.filesystem import is_remote, locate, split_query
 from preshard.schemas.files.secrets import without_secrets
 
 READERS = 16
@@ -54,7 +53,7 @@ class ImagesAhead:
 
         Args:
             media: images and videos of one document.
-            folder: see :func:`preshard.packer_service.ingest.media.open.open_media`.
+            folder: see :func:`preshard.packer_service.ingest.media.reach.open_media`.
 
         Returns:
             How many of them are read ahead.
@@ -104,7 +103,7 @@ def _is_read_ahead(medium: Medium, folder: MediaReach) -> bool:
 def _content(folder: MediaReach, uri: str) -> bytes | None:
     """All bytes of an image, or None: it is too large, or cannot be read."""
     try:
-        filesystem, path = resolve(uri, folder)
+        filesystem, path = locate(folder.location(uri))
         with filesystem.open_input_file(path) as file:
             size = file.size()
             data: bytes | None = file.read_at(size, 0) if size <= WHOLE else None

@@ -21,8 +21,7 @@ from preshard.packer_service.ingest.media.demux import (
     seek_to,
 )
 from preshard.packer_service.ingest.media.image import probe_image
-from preshard.packer_service.ingest.media.open import open_media
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.ingest.media.shape import DECODER_MIB, VideoFrames, check_memory, video_bytes
 from preshard.schemas.errors import DocumentError
 

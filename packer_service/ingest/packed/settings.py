@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from preshard.packer_service.ingest.carried import FILES
 from preshard.packer_service.ingest.model import PackedFor, packed_for
 from preshard.packer_service.ingest.packed.dataset import open_dataset
-from preshard.packer_service.ingest.packed.defaults import FILES
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.schemas.config import PackConfig, stored_config

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cachetools import LRUCache
-
 from preshard.packer_service.ingest.fetch import Range, read_ranges
 from preshard.packer_service.ingest.packed.manifest import manifest_of
-from preshard.packer_service.ingest.source.containers.compressed import kept_copy, spooled
+from preshard.packer_service.ingest.source.containers.compressed import read_content, spooled
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError, row_at
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
@@ -24,15 +22,10 @@ SCAN_BUFFER = 2**20
 """Bytes read at a time of a file that is read from its beginning to its end; each read of a store is a request."""
 FRAGMENT_PACKS = 64
 """Packs of a dataset that one task measures: a second or so."""
-OPEN_FILES = 32
-"""Files of rows that a process keeps open: reading a row opens none, which in a store is a request of its own."""
 LOADED_BYTES = 2**25
 """Most bytes of rows that are loaded at a time; a pack of text has a hundredth of them."""
 WHOLE = 2**62
 """End of a fragment that is a whole file of unknown length."""
-
-_OPENED: LRUCache[tuple[str, int], Any] = LRUCache(OPEN_FILES)
-"""The files of rows read last. A file that is dropped closes when nobody reads it any more."""
 
 _LOADED: dict[tuple[str, int, RowReference], bytes] = {}
 """The rows that were loaded last: those of one pack."""
@@ -90,7 +83,7 @@ def _table_rows(fragment: Fragment, found: FragmentRows) -> Rows:
 
 def _scanned_rows(fragment: Fragment, found: FragmentRows) -> Rows:
     file = fragment.file
-    with _content(file, measuring=True) as (opened, size, damage):
+    with _content(file) as (opened, size, damage):
         container = SCANNED[file.kind]
         for row in container.scan(opened, file, fragment.start, size if fragment.end == WHOLE else fragment.end):
             if row.is_row:
@@ -103,18 +96,15 @@ def _scanned_rows(fragment: Fragment, found: FragmentRows) -> Rows:
 
 
 @contextmanager
-def _content(file: SourceFile, *, measuring: bool = False) -> Iterator[tuple[Any, int, str | None]]:
+def _content(file: SourceFile) -> Iterator[tuple[Any, int, str | None]]:
     """A file's content for reading at any position, its size, and why it ends early, if it does."""
-    if file.compression is None:
-        with _open(file) as opened:
-            yield io.BufferedReader(opened, SCAN_BUFFER), file.size, None
+    if file.compression is not None:
+        spool = spooled(file)
+        yield spool.content, spool.size, spool.damage
         return
-    if file.copy is not None and not measuring:
-        copy = kept_copy(file)
-        yield copy, copy.size, None
-        return
-    spool = spooled(file)
-    yield spool.content, spool.size, spool.damage
+    filesystem, path = locate(file.uri)
+    with filesystem.open_input_file(path) as opened:
+        yield io.BufferedReader(opened, SCAN_BUFFER), file.size, None
 
 
 def read_row(file: SourceFile, reference: RowReference) -> Any:
@@ -129,10 +119,10 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
         except DamagedGroupError:  # the file was replaced: fewer row groups, or another format
             return _gone()
         return row_at(group, reference.size) if reference.size < len(group) else _gone()
-    if file.compression is None:
-        return _row_of_open_file(file, reference)
-    with _content(file) as (opened, _, _):
-        return _decoded_row(opened, file, reference)
+    data = _LOADED.get((file.uri, file.mtime_ns, reference))
+    if data is None:
+        data = read_content(file, reference.offset, reference.offset + reference.size)
+    return SCANNED[file.kind].decode(data, file)
 
 
 def load_rows(places: Iterable[tuple[SourceFile, RowReference]]) -> None:
@@ -157,30 +147,5 @@ def load_rows(places: Iterable[tuple[SourceFile, RowReference]]) -> None:
             _LOADED[file.uri, file.mtime_ns, row] = bytes(data)
 
 
-def _row_of_open_file(file: SourceFile, reference: RowReference) -> Any:
-    key = (file.uri, file.mtime_ns)
-    opened = _OPENED.get(key)
-    if opened is None:
-        opened = _OPENED[key] = _open(file)
-    try:
-        return _decoded_row(opened, file, reference)
-    except OSError:
-        _OPENED.pop(key, None)  # whoever tries again opens it anew
-        raise
-
-
-def _decoded_row(opened: Any, file: SourceFile, reference: RowReference) -> Any:
-    data = _LOADED.get((file.uri, file.mtime_ns, reference))
-    if data is None:
-        opened.seek(reference.offset)
-        data = opened.read(reference.size)
-    return SCANNED[file.kind].decode(data, file, opened)
-
-
 def _gone() -> DocumentError:
     return DocumentError("bad_row", "the row is gone")
-
-
-def _open(file: SourceFile) -> Any:
-    filesystem, path = locate(file.uri)
-    return filesystem.open_input_file(path)

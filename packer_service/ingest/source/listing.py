@@ -23,16 +23,19 @@ from preshard.packer_service.ingest.source.forms.detect import find_form
 from preshard.packer_service.ingest.source.look import doubt_of, look_at
 from preshard.packer_service.ingest.source.names import (
     METADATA,
+    SAVED,
     as_expression,
+    chosen_files,
     container_of,
+    find_splits,
     is_cache,
     label_sources,
+    left_out_note,
     matches,
     name_of,
     pattern_of,
     root_of,
 )
-from preshard.packer_service.ingest.source.splits import SAVED, chosen_files, find_splits, left_out_note
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
@@ -110,13 +113,12 @@ def list_sources(
         if manifest is not None:
             found.append(dataset_file(label, source, manifest, annotated=settings.where is not None))
             continue
-        listed = _Listed(label=label, source=source, named_by_file=settings.source == "from_file")
         entries = [
             (path, info)
             for path, info in _entries(source)
             if not any(matches(path, pattern) for pattern in settings.ignore)
         ]
-        rows = _rows_among(entries, listed)
+        rows = _rows_among(entries, label, source, named_by_file=settings.source == "from_file")
         beside = {index_uri(path) for path, file in rows.items() if file.kind in NUMBERED}
         splits = find_splits([path for path, _ in entries if path in rows or posixpath.basename(path) == SAVED])
         if root_of(source) == source and "" not in rows:
@@ -154,13 +156,28 @@ def list_sources(
     )
 
 
-def _rows_among(entries: Sequence[tuple[str, fs.FileInfo]], listed: _Listed) -> dict[str, SourceFile]:
+def _rows_among(
+    entries: Sequence[tuple[str, fs.FileInfo]], label: str, source: str, *, named_by_file: bool
+) -> dict[str, SourceFile]:
     """The files of rows. A ``.bin`` is one beside its index, or if the user has named it: many others end so."""
-    rows = {path: file for path, info in entries if (file := listed.file(path, info)) is not None}
-    names, is_named = {path for path, _ in entries}, split_query(listed.source)[0].endswith(".bin")
-    return {
-        path: file for path, file in rows.items() if file.kind not in NUMBERED or is_named or index_uri(path) in names
-    }
+    names, is_named = {path for path, _ in entries}, split_query(source)[0].endswith(".bin")
+    remote, root, rows = is_remote(source), root_of(source), dict[str, SourceFile]()
+    for inside, info in entries:
+        container = container_of(info.path)
+        if container is None or (inside and is_cache(info.path)):
+            continue
+        kind, compression = container
+        if kind not in NUMBERED or is_named or index_uri(inside) in names:
+            rows[inside] = SourceFile(
+                label=f"{label}/{inside}" if inside else label,
+                uri=info.path if not remote else join(root, inside) if inside else source,
+                kind=kind,
+                compression=compression,
+                size=info.size,
+                mtime_ns=info.mtime_ns or 0,
+                source=name_of(info.path) if named_by_file else None,
+            )
+    return rows
 
 
 def _there(option: str, location: str) -> str:
@@ -196,8 +213,8 @@ def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig
             if look is None:
                 unread[pattern_of(file.label)] += 1
                 continue
-            files.append(look.file)
-            unused.update(look.unused)
+            files.append(look[0])
+            unused.update(look[1])
     first = {file.form: file for file in reversed(files) if file.kind != DATASET and not is_custom(file.form)}
     return Sources(
         files=files,
@@ -205,33 +222,6 @@ def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig
         unused=dict(sorted(unused.items())),
         doubts=tuple(doubt for file in reversed(first.values()) if (doubt := doubt_of(file, config)) is not None),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Listed:
-    """A source of the command line."""
-
-    label: str
-    source: str
-    named_by_file: bool
-
-    def file(self, inside: str, info: fs.FileInfo) -> SourceFile | None:
-        """A file of rows in it, None for any other file."""
-        container = container_of(info.path)
-        if container is None or (inside and is_cache(info.path)):
-            return None
-        kind, compression = container
-        remote = is_remote(self.source)
-        root = root_of(self.source)
-        return SourceFile(
-            label=f"{self.label}/{inside}" if inside else self.label,
-            uri=info.path if not remote else join(root, inside) if inside else self.source,
-            kind=kind,
-            compression=compression,
-            size=info.size,
-            mtime_ns=info.mtime_ns or 0,
-            source=name_of(info.path) if self.named_by_file else None,
-        )
 
 
 def _entries(source: str) -> Iterator[tuple[str, fs.FileInfo]]:

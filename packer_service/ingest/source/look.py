@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import posixpath
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -48,22 +48,14 @@ TRIED = 16
 """Rows of the first file of a form that are parsed before the work begins."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """A file with the form of its rows, and its columns that are not read."""
-
-    file: SourceFile
-    unused: list[str]
-
-
-def look_at(file: SourceFile, config: PackConfig) -> Look | None:
-    """A file with the form of its rows.
+def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]] | None:
+    """A file with the form of its rows, and its columns that are not read; None for JSON that holds no rows.
 
     Raises:
         ConfigError: it cannot be read, its columns are those of no form, or one of them must not be overlooked.
     """
     if file.kind == DATASET:
-        return Look(file=file, unused=[])
+        return file, []
     try:
         found = _columns_of(file)
     except OSError as error:
@@ -93,7 +85,7 @@ def look_at(file: SourceFile, config: PackConfig) -> Look | None:
         columns=_read_columns(form, columns, config) if kind in TABLES else None,
     )
     # Rows of JSON are looked at again while they are measured: these first ones may lack a column of others.
-    return Look(file=ready, unused=left if kind in TABLES else [])
+    return ready, left if kind in TABLES else []
 
 
 def _read_columns(form: Form, columns: Columns, config: PackConfig) -> tuple[str, ...]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeGuard
+
+import numpy as np
 
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, overlooked
 from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kept_value, kind_of, shown
 from preshard.packer_service.ingest.source.forms.messages import loss_weight
 from preshard.packer_service.ingest.source.forms.tokens import column_values
-from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 
+DEFAULTS = PackConfig()
 DEFAULT_SOURCE = "default"
 MAX_NAME = 1000
 """Most characters of an id or a source, which tables and heads of samples repeat."""
@@ -48,18 +50,7 @@ def id_text(value: Any) -> Any:
         return None
 
 
-def parse_row(row: Any, form: str, config: PackConfig) -> Document:
-    """A row's document, as :func:`parse_document` gives it under a configuration."""
-    return parse_document(row, form, config.ignore_columns, config.columns_of_tokens, config.keep_columns)
-
-
-def parse_document(
-    row: Any,
-    form: str = "messages",
-    ignored: Collection[str] = (),
-    token_columns: Sequence[TokenColumn] = (),
-    keep_columns: Sequence[tuple[str, str]] = (),
-) -> Document:
+def parse_row(row: Any, form: str = "messages", config: PackConfig = DEFAULTS) -> Document:
     """Checks a row, and returns its document.
 
     Null fields count as missing, since Parquet has every field in every row. Fields that the form does not read are the
@@ -68,34 +59,30 @@ def parse_document(
     Args:
         row: what a container gave.
         form: name of its form.
-        ignored: fields that are left out.
-        token_columns: fields with numbers for its tokens or turns.
-        keep_columns: fields that its document keeps, with their types.
+        config: which columns are left out, have numbers for tokens or turns, or are kept.
 
     Raises:
         DocumentError: ``bad_row`` with the field, its value and what is legal, or ``empty``.
     """
     if not isinstance(row, dict):
         bad(f"the row is a {kind_of(row)}, not an object")
-    given = {key: value for key, value in row.items() if value is not None and key not in ignored}
+    given = {key: value for key, value in row.items() if value is not None and key not in config.ignore_columns}
     _check_identity(given)
     found = find_form(form)
-    values = {
-        column.name: column_values(column, given[column.name]) for column in token_columns if column.name in given
-    }
-    for column in token_columns:
-        if column.name not in given and not column.optional:
+    values = dict[str, np.ndarray]()
+    for column in config.columns_of_tokens:
+        if column.name in given:
+            values[column.name] = column_values(column, given[column.name])
+        elif not column.optional:
             bad(f"has no {column.name}; give it, or let rows lack it by the type '{column.dtype} or 0'")
-    if reason := overlooked(
-        {name: kind_of_value(value) for name, value in given.items()}, found, {*values, *dict(keep_columns)}
-    ):
+    columns = {name: kind_of_value(value) for name, value in given.items()}
+    if reason := overlooked(columns, found, config.columns_read):
         bad(reason)
     document = found.parse(given)
     document = document.with_values(values) if values else document
-    if keep_columns:
-        document = replace(
-            document, kept=tuple((name, kept_value(kind, given.get(name), name)) for name, kind in keep_columns)
-        )
+    if config.keep_columns:
+        kept = tuple((name, kept_value(kind, given.get(name), name)) for name, kind in config.keep_columns)
+        document = replace(document, kept=kept)
     return _weighed(document, given["document_weight"]) if "document_weight" in given else document
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int32, Int64
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PART = 2**16
 """Most characters given to a tokenizer at once. Tokenizers take up to 200 bytes per token, and on text without spaces
@@ -37,21 +40,6 @@ def _single_space(text: str, low: int, high: int) -> int:
     return at if at > low else high
 
 
-class Encoding(Protocol):
-    """What a Hugging Face tokenizer gives for a text."""
-
-    @property
-    def ids(self) -> list[int]: ...
-    @property
-    def offsets(self) -> list[tuple[int, int]]: ...
-
-
-class Encodes(Protocol):
-    """A Hugging Face tokenizer."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool) -> Encoding: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncodedText:
     """Token ids, and the characters ``[start, end)`` of each; both ascend."""
@@ -77,7 +65,7 @@ class EncodedText:
         return first, min(behind, self.at(end - 1) + 1)
 
 
-def encode_with_specials(tokenizer: Encodes, text: str, specials: re.Pattern[str] | None) -> EncodedText:
+def encode_with_specials(tokenizer: Tokenizer, text: str, specials: re.Pattern[str] | None) -> EncodedText:
     """Encodes a text as ``transformers`` encodes a rendered conversation: what spells a special token becomes it.
 
     Args:

@@ -14,8 +14,7 @@ import pytest
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.crops import decode_video
 from preshard.packer_service.ingest.media.demux import open_video
-from preshard.packer_service.ingest.media.open import open_media
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.ingest.media.shape import VideoFrames, video_bytes
 from preshard.packer_service.ingest.media.video import probe_video
 from preshard.schemas.errors import DocumentError

@@ -11,9 +11,8 @@ import pytest
 from pyarrow import fs
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.media import open as media_module
-from preshard.packer_service.ingest.media.open import open_media
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media import reach as media_module
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files import filesystem
 

@@ -14,9 +14,8 @@ import pytest
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import pictures
 from preshard.packer_service.ingest.media.crops import Picture, decode_video, encode_image, encoded_pictures
-from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.pictures import SEEK_SECONDS, LostPictureError, read_pictures
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.ingest.media.shape import VideoFrames
 from preshard.schemas.errors import DocumentError
 

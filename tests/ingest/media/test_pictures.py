@@ -14,9 +14,8 @@ import pytest
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.crops import decode_video
 from preshard.packer_service.ingest.media.demux import open_at
-from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.pictures import LostPictureError, PictureReader, can_skip
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.ingest.media.shape import VideoFrames
 from preshard.schemas.errors import DocumentError
 

@@ -8,8 +8,7 @@ import pytest
 from listener import listening
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.media.open import open_media
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.ingest.media.stores import _content
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.filesystem import locate

@@ -14,9 +14,8 @@ from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import video as video_module
 from preshard.packer_service.ingest.media.crops import decode_video
 from preshard.packer_service.ingest.media.demux import open_at
-from preshard.packer_service.ingest.media.open import open_media
 from preshard.packer_service.ingest.media.pictures import PictureReader
-from preshard.packer_service.ingest.media.reach import MediaReach
+from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.ingest.media.shape import VideoFrames
 from preshard.packer_service.ingest.media.video import probe_video
 
@@ -231,19 +230,24 @@ def test_a_turned_video_is_upright(make_video: Callable[..., Path], turn: int) -
     assert sorted(int(mark) for mark in marks) == [0, 0, 0, 255]
 
 
-@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv444p", "yuvj420p", "yuv422p10le", "gray", "nv12", "rgb24"])
+CODECS = {"rgb24": "libx264rgb", "yuvj420p": "mjpeg", "gray16le": "ffv1", "gbrp16le": "ffv1", "rgba": "png"}
+"""Of pixel formats that H.264 does not have."""
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv444p", "yuv422p10le", "gray", "nv12", *CODECS])
 def test_colours_survive_every_pixel_format(make_video: Callable[..., Path], pix_fmt: str) -> None:
-    # Fails when a format's range, depth or planes are misread: colours then shift by more than rounding.
-    patches = np.zeros((64, 96, 3), np.uint8)
+    # Fails when a format's range, depth or planes are misread: colours then shift by more than rounding. An alpha plane
+    # hides nothing, as in players.
+    patches = np.zeros((64, 96, 4 if pix_fmt == "rgba" else 3), np.uint8)
     for i, colour in enumerate([(255, 255, 255), (200, 40, 40), (40, 160, 60), (30, 50, 190)]):
-        patches[:, 24 * i : 24 * (i + 1)] = colour
-    codec = {"rgb24": "libx264rgb", "nv12": "libx264"}.get(pix_fmt, "libx264")
-    codec = "mjpeg" if pix_fmt == "yuvj420p" else codec
-    path = make_video("colours.mkv", n_frames=2, codec=codec, pix_fmt=pix_fmt, picture=lambda _: patches,
+        patches[:, 24 * i : 24 * (i + 1), :3] = colour
+    codec = CODECS.get(pix_fmt, "libx264")
+    name = "colours.mov" if codec == "png" else "colours.mkv"
+    path = make_video(name, n_frames=2, codec=codec, pix_fmt=pix_fmt, picture=lambda _: patches,
                       options={"crf": "0"} if codec == "libx264" else {})  # fmt: skip
     got = decode(path, probe(path), 96)[0][48, 12::24]
-    expected = patches[0, 12::24].astype(int)
-    if pix_fmt == "gray":
+    expected = patches[0, 12::24, :3].astype(int)
+    if pix_fmt.startswith("gray"):
         expected = np.repeat((expected @ [0.299, 0.587, 0.114])[:, None], 3, 1)
     np.testing.assert_allclose(got, expected, atol=14)
 

@@ -20,7 +20,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
     is_telling,
     kind_of_value,
 )
-from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.rows import parse_row, row_identity
 from preshard.schemas.errors import DocumentError
 
 Row = dict[str, Any]
@@ -415,7 +415,7 @@ def test_a_whole_row_is_a_document_of_its_form(name: str) -> None:
     found = detect(columns_of(ROWS[name]))
     assert found is not None
     assert found.name == FORM_OF[name]
-    assert parse_document(ROWS[name], FORM_OF[name])
+    assert parse_row(ROWS[name], FORM_OF[name])
     assert sum(len(values) for _, values in WRONG[name]) >= 30
 
 
@@ -423,17 +423,14 @@ def test_a_whole_row_is_a_document_of_its_form(name: str) -> None:
 def test_a_wrong_row_is_a_reject_that_names_the_field(name: str, place: Place, value: Any) -> None:
     """Fails when something wrong in a row is packed as something else, or the reject does not say where it is."""
     with pytest.raises(DocumentError) as caught:
-        parse_document(changed(ROWS[name], place, value), FORM_OF[name])
+        parse_row(changed(ROWS[name], place, value), FORM_OF[name])
     named = next(step for step in reversed(place) if isinstance(step, str))
     assert caught.value.code == "bad_row"
     assert named in str(caught.value)
     assert len(str(caught.value)) < 500
 
 
-def one(row: Row, form: str) -> Document:
-    return parse_document(row, form)
-
-
+one = parse_row
 IMAGE, VIDEO = Medium(kind="image", uri="0.png"), Medium(kind="video", uri="v.mp4")
 
 
@@ -530,6 +527,10 @@ def test_turns_without_loss_tools_and_calls() -> None:
 
 def test_what_each_form_becomes() -> None:
     """Fails when the order of a form's parts changes, or what must not be learnt is."""
+    assert one({"id": "x", "text": "words", "media": None}) == Document(text="words")
+    document = one(ROWS["annotations"])
+    assert document.annotated
+    assert (document.shared, len(document.branches)) == ((Medium(kind="video", uri="v.mp4", start=1.0), IMAGE), 2)
     question, answer = Message(role="user", parts=("Hund",)), Message(role="assistant", parts=("Dog",))
     turns = one(ROWS["alpaca"], "alpaca").branches[0]
     assert turns[1:3] == (question, answer)
@@ -569,13 +570,15 @@ def test_what_each_form_becomes() -> None:
         {"type": "image_url", "image_url": "data:;base64,eA=="},
         {"type": "image", "base64": "eA=="},
         {"type": "image", "url": "data:image/svg,x"},
-        {"type": "image", "image": {"bytes": b"x", "path": "name.png"}},
+        {"type": "image", "image": {"bytes": b"x", "path": "name.png"}, "text": None, "start": None},
+        {"type": "image", "image": {"bytes": b"x", "path": None}},
+        {"type": "image", "image": b"x"},
+        {"type": "image", "bytes": b"x"},
     ],
 )
 def test_bytes_in_every_shape(part: Row) -> None:
-    """Fails when an image inside of a row is taken for a path, or decoded otherwise."""
-    row = {"messages": [{"role": "user", "content": [part]}, {"role": "assistant", "content": "yes"}]}
-    assert one(row, "messages").media() == [Medium(kind="image", data=b"x")]
+    """Fails when an image inside of a row, or null fields beside it, are not understood."""
+    assert one(asked([part]), "messages").media() == [Medium(kind="image", data=b"x")]
 
 
 @pytest.mark.parametrize(
@@ -609,11 +612,16 @@ def test_columns_without_a_form_are_told_with_the_nearest(row: Row, message: str
     assert re.search(message, formless(columns_of(row)))
 
 
+KEYS = ["type", "text", "role", "from", "value", "url", "name", "id", "messages", "content"]
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(max_size=4),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["type", "text", "role", "from", "value", "url", "name"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "role", "from", "value", "url", "name", "id", "messages", "content"]),
+            inner,
+            max_size=3,
+        )
     ),
     max_leaves=8,
 )
@@ -647,15 +655,85 @@ def test_any_value_in_any_place_is_in_the_document_or_in_a_reject(data: st.DataO
     if is_new and not (
         place[0] in ("image_info", "images", "messages", "frames", "texts") and place[-1] in WITHOUT_EFFECT
     ):
-        assert outcome != parse_document(ROWS[name], FORM_OF[name])
+        assert outcome != parse_row(ROWS[name], FORM_OF[name])
 
 
 def outcome_of(row: Row, form: str) -> Document | str:
     """A row's document, or the code of its reject."""
     try:
-        return parse_document(row, form)
+        return parse_row(row, form)
     except DocumentError as error:
         return error.code
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1], "the row is a list"),
+        ({}, "has none of text, messages, annotations"),
+        ({"text": "a", "messages": []}, "has text and messages"),
+        ({"id": "i" * 1001, "text": "a"}, "id is 'iii.*at most 1000 characters"),
+        ({"text": "a", "media": []}, "media is legal only beside annotations"),
+        ({"annotations": [[ANSWER], []]}, r"annotations\[1\] has no messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "legal are system, developer, user, assistant, tool"),
+        (asked([{"type": "audio"}]), "legal are text, image, video"),
+        (asked([{"type": "image"}]), r"messages\[0\].content has a part of type image without a file"),
+        (asked([{"type": "image", "image": "x" * 8001}]), "at most 8000 characters"),
+        (asked([{"type": "video", "video": "v", "end": float("nan")}]), "end is nan"),
+    ],
+)
+def test_bad_rows_name_value_and_what_is_legal(row: Any, message: str) -> None:
+    """Fails when a reject does not say what would be right."""
+    with pytest.raises(DocumentError, match=message):
+        parse_row(row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": " \n"},
+        {"messages": []},
+        {"messages": [{"role": "user", "content": "only a question"}]},
+        {"messages": [{"role": "assistant", "content": " "}]},
+        {"annotations": []},
+    ],
+)
+def test_documents_without_loss_are_empty(row: dict[str, Any]) -> None:
+    """Fails when a document that trains nothing takes up a pack."""
+    with pytest.raises(DocumentError) as caught:
+        parse_row(row)
+    assert caught.value.code == "empty"
+
+
+@given(ANY)
+def test_any_row_is_a_document_or_a_reject(row: Any) -> None:
+    """Fails when some row raises anything but DocumentError, or has no name of a source."""
+    doc_id, source = row_identity(row)
+    assert doc_id is None or doc_id
+    assert source
+    outcome = outcome_of(row, "messages")
+    assert isinstance(outcome, Document) or outcome in ("bad_row", "empty")
+
+
+def test_a_row_says_what_its_document_counts() -> None:
+    """Fails when a weight is lost in a form or a table of text, or one that nobody can mean is taken."""
+    answer = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So.", "weight": 0.5}]
+    rows: list[tuple[str, dict[str, Any]]] = [("messages", {"text": "a"}), ("messages", {"messages": answer})]
+    rows += [("alpaca", {"instruction": "a", "output": "b"}), ("caption", {"image": "a.png", "caption": "b"})]
+    for form, row in rows:
+        assert parse_row(row, form).weight == 1
+        for value in (0.25, "0.25", 2):
+            assert parse_row({**row, "document_weight": value}, form).weight == float(value)
+    for value, message in (
+        (-1, "legal are 0 and"),
+        ("much", "document_weight is 'much'"),
+        ("nan", "is nan"),
+        (0, "no token"),
+    ):
+        with pytest.raises(DocumentError, match=message):
+            parse_row({"text": "a", "document_weight": value})
+    with pytest.raises(DocumentError, match="no token would carry loss"):
+        parse_row({"text": "a", "document_weight": 0})
 
 
 def test_every_form_is_here() -> None:

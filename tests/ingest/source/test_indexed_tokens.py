@@ -233,7 +233,7 @@ def test_a_file_that_changed_gives_no_other_row(tmp_path: Path) -> None:
     assert file_of(path) != file
     [fragment] = list_fragments([file])
     place = next(iter(read_fragment(fragment).rows))[1]
-    assert isinstance(indexed_tokens.decode(b"\0" * (place.size - 1), file, None), DocumentError)
+    assert isinstance(indexed_tokens.decode(b"\0" * (place.size - 1), file), DocumentError)
     indexed_tokens._INDEXES.clear()
     change(path.with_suffix(".idx"), 17, "B", 5)
-    assert isinstance(indexed_tokens.decode(b"\0" * place.size, file, None), DocumentError)
+    assert isinstance(indexed_tokens.decode(b"\0" * place.size, file), DocumentError)

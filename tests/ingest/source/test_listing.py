@@ -16,7 +16,7 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.forms.custom import source_hash
 from preshard.packer_service.ingest.source.listing import Sources, list_sources
-from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.files import filesystem
@@ -123,9 +123,9 @@ def test_a_column_is_left_out_when_the_user_says_so(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", row)
     [file] = listed(tmp_path, ignore_columns=["image"]).files
     assert file.form == "text"
-    assert parse_document(row, file.form, ["image"]).text == "a"
+    assert parse_row(row, file.form, PackConfig(ignore_columns=("image",))).text == "a"
     with pytest.raises(DocumentError, match="the column image is not read by text"):
-        parse_document(row, file.form)
+        parse_row(row, file.form)
 
 
 def test_a_later_row_with_media_is_a_reject(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_later_row_with_media_is_a_reject(tmp_path: Path) -> None:
     [fragment] = list_fragments([file])
     rows = [row for _, _, row in read_fragment(fragment).rows]
     with pytest.raises(DocumentError, match="the column image is not read by text"):
-        parse_document(rows[-1], file.form)
+        parse_row(rows[-1], file.form)
 
 
 def test_conversations_may_follow_many_texts(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_conversations_may_follow_many_texts(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", *[TEXT] * 200, CHAT)
     [file] = listed(tmp_path).files
     assert file.form == "messages"
-    assert parse_document(CHAT, file.form).branches
+    assert parse_row(CHAT, file.form).branches
 
 
 def test_files_that_are_no_source_are_counted(tmp_path: Path) -> None:
@@ -204,12 +204,12 @@ def test_a_form_of_ones_own_reads_every_column(tmp_path: Path, monkeypatch: pyte
     [file] = list_sources([str(tmp_path / "a.parquet")], config).files
     [fragment] = list_fragments([file])
     [(_, _, row)] = read_fragment(fragment).rows
-    assert parse_document(row, file.form).branches[0][1].parts == ("So.",)
+    assert parse_row(row, file.form).branches[0][1].parts == ("So.",)
     assert file.form_sha256 == source_hash("my_forms_here:rows")
     with pytest.raises(DocumentError, match="my_forms_here:rows raised KeyError: 'q'"):
-        parse_document({"a": "b"}, file.form)
+        parse_row({"a": "b"}, file.form)
     with pytest.raises(DocumentError, match="my_forms_here:nothing returned a int"):
-        parse_document(row, "my_forms_here:nothing")
+        parse_row(row, "my_forms_here:nothing")
     for name, reason in (
         ("nowhere:rows", "ModuleNotFound"),
         ("my_forms_here:x", "Attribute"),

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from preshard.packer_service.ingest.fetch import recent_values
 from preshard.packer_service.ingest.source.containers import row_groups
-from preshard.packer_service.ingest.source.containers.row_groups import RowGroups, rows_of
-from preshard.packer_service.ingest.source.file import RowReference
+from preshard.packer_service.ingest.source.file import RowReference, SourceFile
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment, read_row
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.schemas.config import PackConfig
@@ -59,6 +59,10 @@ def test_a_file_written_anew_is_no_crash(tmp_path: Path, now: bytes | None) -> N
     assert isinstance(read_row(last.file, RowReference(offset=1, size=0)), DocumentError)
 
 
+def parquet(path: Path) -> SourceFile:
+    return SourceFile(label="f", uri=str(path), kind="parquet", size=0, mtime_ns=0)
+
+
 def four_groups() -> bytes:
     out = io.BytesIO()
     table = pa.table({"text": [f"word {i} " * 50 for i in range(8)]})
@@ -69,7 +73,7 @@ def four_groups() -> bytes:
 def outcomes(path: Path, data: bytes) -> list[list[str]]:
     """For each row group, what became of its rows."""
     path.write_bytes(data)
-    row_groups.ROW_GROUPS.recent = RowGroups(0).recent
+    row_groups.RECENT.clear()
     fragments = list_fragments(list_sources([str(path)]).files)
     rows = [[row for _, _, row in read_fragment(fragment).rows] for fragment in fragments]
     return [[row.code if isinstance(row, DocumentError) else row["text"][:6] for row in group] for group in rows]
@@ -118,7 +122,7 @@ def test_an_outage_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimpleNamespace(open_input_file=lambda _: FailingDisk(four_groups()))
     monkeypatch.setattr(row_groups, "locate", lambda uri: (disk, uri))
     with pytest.raises(OSError, match="the disk is gone"):
-        RowGroups(0).table("f", 0, 0)
+        row_groups.group(parquet(Path("f")), 0)
 
 
 def test_documents_from_all_over_read_each_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,18 +137,16 @@ def test_documents_from_all_over_read_each_row_group_once(tmp_path: Path, monkey
         return read(uri, group, columns)
 
     monkeypatch.setattr(row_groups, "_read", counted)
-    groups = RowGroups(2**20)
-    taken = [row_groups.row_at(groups.table(str(path), 0, i % 4), i // 4)["text"] for i in range(12)]
+    taken = [row_groups.row_at(row_groups.group(parquet(path), i % 4), i // 4)["text"] for i in range(12)]
     assert sorted(map(int, taken)) == list(range(12))
     assert sorted(reads) == [0, 1, 2, 3]
 
 
-def test_memory_is_bounded(tmp_path: Path) -> None:
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when row groups full of inline videos pile up in a process, or one above the limit cannot be read."""
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"text": ["x" * 1000 for _ in range(6)]}), path, row_group_size=2)
-    groups = RowGroups(5000)
-    for group in range(3):
-        assert len(list(rows_of(groups.table(str(path), 0, group)))) == 2
-    assert len(groups.recent) == 2
-    assert len(RowGroups(1).table(str(path), 0, 0)) == 2
+    for limit, kept in ((5000, 2), (1, 1)):
+        monkeypatch.setattr(row_groups, "RECENT", recent_values(limit, lambda table: int(table.nbytes)))
+        assert [len(row_groups.group(parquet(path), group)) for group in range(3)] == [2, 2, 2]
+        assert len(row_groups.RECENT) == kept

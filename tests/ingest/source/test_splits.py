@@ -10,7 +10,7 @@ import pytest
 from datasets.data_files import get_data_patterns, resolve_pattern
 
 from preshard.packer_service.ingest.source.listing import list_sources
-from preshard.packer_service.ingest.source.splits import find_splits
+from preshard.packer_service.ingest.source.names import find_splits
 from preshard.packer_service.job.preview.source import plan_sources
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.config import PackConfig

@@ -11,7 +11,7 @@ import pytest
 from chats import STYLES, Row, Style, draw_row, make_folder, our_tokenizer, renderer_of
 
 from preshard.packer_service.ingest.render import render
-from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.schemas.sequence import IGNORE_INDEX
 
 CONVERSATIONS = 80
@@ -67,7 +67,7 @@ def test_conversations_are_what_transformers_makes_of_them(style: Style, tmp_pat
         expected = oracle.apply_chat_template(
             turns, tools=row.get("tools"), return_dict=True, return_assistant_tokens_mask=marked
         )
-        rendered = render(renderer, parse_document(row), [])
+        rendered = render(renderer, parse_row(row), [])
         assert rendered.tokens.tolist() == expected["input_ids"]
         loss = loss_of(oracle, turns, row, expected["input_ids"], expected["assistant_masks"] if marked else None)
         np.testing.assert_array_equal(rendered.labels[:-1] != IGNORE_INDEX, loss[1:])

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from preshard.packer_service.ingest.text import chat_render
-from preshard.packer_service.ingest.text.chat_process import chat_texts
 from preshard.packer_service.ingest.text.chat_render import check_template, render_turns
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
-from preshard.packer_service.ingest.text.chat_text import chat_text
+from preshard.packer_service.ingest.text.chat_text import chat_text, chat_texts
 from preshard.packer_service.runtime.workers import Isolated, Limits
 from preshard.schemas.errors import ConfigError, DocumentError
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from preshard.packer_service.ingest.text import encoded
-from preshard.packer_service.ingest.text.encoded import Encoding, encode_with_specials
+from preshard.packer_service.ingest.text.encoded import encode_with_specials
 
 
 class Letters:
@@ -16,7 +16,7 @@ class Letters:
     def __init__(self) -> None:
         self.parts: list[str] = []
 
-    def encode(self, sequence: str, *, add_special_tokens: bool) -> Encoding:
+    def encode(self, sequence: str, *, add_special_tokens: bool) -> Encoded:
         assert not add_special_tokens
         self.parts.append(sequence)
         return Encoded(sequence)

@@ -76,6 +76,6 @@ def test_a_document_beyond_a_tasks_memory_is_too_long(renderer: Renderer, monkey
 def test_rows_of_images_count_before_they_are_written_out() -> None:
     """Fails when only the first token's repetitions are held against the limit."""
     text = EncodedText(ids=np.array([7, 8], np.int32), starts=np.array([0, 1]), ends=np.array([1, 2]))
-    place = MarkedPlace(start=1, end=2, token="x", unit=0, count=stream.MAX_TOKENS, is_row=True)
+    place = MarkedPlace(start=1, end=2, unit=0, repeats=stream.MAX_TOKENS, is_row=True)
     with pytest.raises(DocumentError, match=f"has at least {stream.MAX_TOKENS + 1} tokens"):
         run_of(ChatText(text="ax", loss=(), marked=False), [place], text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preshard.packer_service.ingest.text.tekken import TEKKEN_FILE, load_tekken
+from preshard.packer_service.ingest.text.load import TEKKEN_FILE, load_tekken
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.schemas.config import SpecialTokensConfig
 

@@ -12,7 +12,7 @@ from chats import STYLES, make_folder, our_tokenizer, renderer_of
 from preshard.packer_service.ingest import render as rendering
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.media.reach import MediaReach
-from preshard.packer_service.ingest.source.rows import parse_document
+from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.packer_service.ingest.text.configured import with_template
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
@@ -74,17 +74,17 @@ LAST = f"<think>three</think>c{END}"
 
 def test_all_turns_or_the_last_alone_are_learnt_in_one_text(tokenizer: Tokenizer, packed: Any) -> None:
     """Fails when ``last`` changes the text, or other turns than the last carry loss."""
-    document = parse_document(ROW)
+    document = parse_row(ROW)
     assert texts(tokenizer, packed(document, "whole")) == {0: (FIRST + MIDDLE + LAST, f"a{END}{LAST}")}
     assert texts(tokenizer, packed(document, "last")) == {0: (FIRST + MIDDLE + LAST, LAST)}
     silent = {"messages": [*ROW["messages"][:5], {**ROW["messages"][5], "train": False}]}
     with pytest.raises(DocumentError, match="no token carries loss"):
-        packed(parse_document(silent), "last")
+        packed(parse_row(silent), "last")
 
 
 def test_each_turn_ends_a_conversation_of_its_own(tokenizer: Tokenizer, packed: Any) -> None:
     """Fails when a turn is learnt without its reasoning, sees another one's, or one without loss gets its own."""
-    rendered = packed(parse_document(ROW), "each")
+    rendered = packed(parse_row(ROW), "each")
     assert texts(tokenizer, rendered) == {
         1: (f"{FIRST}<think>one</think>a{END}", f"<think>one</think>a{END}"),
         2: (FIRST + MIDDLE + LAST, LAST),
@@ -93,7 +93,7 @@ def test_each_turn_ends_a_conversation_of_its_own(tokenizer: Tokenizer, packed: 
     for branch in (1, 2):
         positions = rendered.position_ids[0][rendered.branch_ids == branch]
         np.testing.assert_array_equal(positions, np.arange(len(positions)))
-    one = parse_document({"messages": ROW["messages"][:2]})
+    one = parse_row({"messages": ROW["messages"][:2]})
     np.testing.assert_array_equal(packed(one, "each").tokens, packed(one, "whole").tokens)
     assert packed(one, "each").n_branches == 0
 
@@ -102,11 +102,11 @@ def test_each_turn_shows_the_images_before_it() -> None:
     """Fails when an image stands in the first of the conversations alone, or in one that ends before it."""
     image = [{"type": "image", "image": "x.jpg"}]
     turns: list[Any] = [{"role": "user", "content": image}, {"role": "assistant", "content": "a"}]
-    document = parse_document({"messages": [*turns, {"role": "user", "content": "q"}, turns[1], *turns]})
+    document = parse_row({"messages": [*turns, {"role": "user", "content": "q"}, turns[1], *turns]})
     each = document.with_turns("each")
     assert [len([turn for turn in branch if turn.loss]) for branch in each.branches] == [1, 1, 1]
     assert [len(branch) for branch in each.branches] == [2, 4, 6]
     assert len(each.media()) == 1 + 1 + 2
-    annotated = parse_document({"media": image, "annotations": [turns[1:], [*turns, *turns]]}).with_turns("each")
+    annotated = parse_row({"media": image, "annotations": [turns[1:], [*turns, *turns]]}).with_turns("each")
     assert [len(branch) for branch in annotated.branches] == [1, 2, 4]
     assert len(annotated.shared) == 1

@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 from cachetools import LRUCache
-from pyarrow import fs, ipc
+from pyarrow import ipc
 
 from preshard.packer_service.ingest.fetch import recent_values
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
-from preshard.packer_service.ingest.source.file import SourceFile, Watched
+from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import locate
 
@@ -34,25 +34,20 @@ def batches(file: SourceFile) -> list[pa.RecordBatch]:
         DamagedGroupError: it is not Arrow.
         OSError: it cannot be read.
     """
-    filesystem, path = locate(file.uri)
-    kept = _MAPPED if isinstance(filesystem, fs.LocalFileSystem) else _FILES
-    key = (file.uri, file.mtime_ns)
+    kept, key = _FILES if file.is_remote else _MAPPED, (file.uri, file.mtime_ns)
     found = kept.get(key)
     if found is None:
-        found = _opened(filesystem, path)
-        kept[key] = found
+        filesystem, path = locate(file.uri)
+        if file.is_remote:
+            with filesystem.open_input_file(path) as remote:
+                source = pa.BufferReader(remote.read())
+        else:
+            source = pa.memory_map(path)
+        found = kept[key] = _parsed(source)
     return found
 
 
-def _opened(filesystem: fs.FileSystem, path: str) -> list[pa.RecordBatch]:
-    if isinstance(filesystem, fs.LocalFileSystem):
-        return _parsed(pa.memory_map(path), None)
-    with filesystem.open_input_file(path) as remote:
-        watched = Watched(remote)
-        return _parsed(pa.BufferReader(watched.read()), watched)
-
-
-def _parsed(source: Any, watched: Watched | None) -> list[pa.RecordBatch]:
+def _parsed(source: Any) -> list[pa.RecordBatch]:
     try:
         if source.read(len(MAGIC)) == MAGIC:
             reader = ipc.open_file(source)
@@ -60,8 +55,6 @@ def _parsed(source: Any, watched: Watched | None) -> list[pa.RecordBatch]:
         source.seek(0)
         return list(ipc.open_stream(source))
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        if watched is not None and watched.failure is not None:
-            raise watched.failure from error
         raise DamagedGroupError(0, 0) from error
 
 
@@ -72,12 +65,13 @@ def fragments(file: SourceFile) -> list[tuple[int, int]]:
         ConfigError: it is not Arrow.
     """
     ranges, start, size = list[tuple[int, int]](), 0, 0
-    for i, batch in enumerate(_of(file), start=1):
+    groups = _of(file)
+    for i, batch in enumerate(groups, start=1):
         size += batch.nbytes
-        if size >= FRAGMENT_BYTES:
+        if size >= FRAGMENT_BYTES or i == len(groups):
             ranges.append((start, i))
             start, size = i, 0
-    return [*ranges, (start, len(_of(file)))] if start < len(_of(file)) else ranges
+    return ranges
 
 
 def schema(file: SourceFile) -> pa.Schema | None:
@@ -121,6 +115,5 @@ def group(file: SourceFile, number: int) -> pa.Table:
             batch.validate(full=True)
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise DamagedGroupError(number, found[number].num_rows) from error
-        table = pa.Table.from_batches([batch])
-        _CHECKED[key] = table
+        table = _CHECKED[key] = pa.Table.from_batches([batch])
     return table

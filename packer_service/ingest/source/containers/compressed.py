@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 
-from preshard.packer_service.ingest.fetch import recent_values
+from preshard.packer_service.ingest.fetch import Range, read_range, recent_values
 from preshard.packer_service.ingest.source.file import SourceFile, Watched
 from preshard.schemas.files.filesystem import locate
 
@@ -123,68 +123,50 @@ def keep_copy(spool: Spool, sink: Any) -> None:
     sink.write(np.array([len(offsets) - 1], "<u8").tobytes())
 
 
-class Copy(io.RawIOBase):
+class Copy:
     """A kept copy, read at any position."""
 
     def __init__(self, uri: str) -> None:
         filesystem, path = locate(uri)
         self.opened = filesystem.open_input_file(path)
         length = self.opened.size()
-        self.opened.seek(length - 8)
-        n_frames = int(np.frombuffer(self.opened.read(8), "<u8")[0])
-        self.opened.seek(length - 8 * (n_frames + 3))
-        numbers = np.frombuffer(self.opened.read(8 * (n_frames + 2)), "<u8")
+        n_frames = int(np.frombuffer(self.opened.read_at(8, length - 8), "<u8")[0])
+        numbers = np.frombuffer(self.opened.read_at(8 * (n_frames + 2), length - 8 * (n_frames + 3)), "<u8")
         self.offsets, self.size = numbers[:-1].tolist(), int(numbers[-1])
-        self.at = 0
         self.frames: LRUCache[int, bytes] = recent_values(CACHED_BYTES, len)
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
-        return self.at
-
-    def tell(self) -> int:
-        return self.at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        end = self.size if size < 0 else min(self.at + size, self.size)
-        parts = []
-        while self.at < end:
-            number, inside = divmod(self.at, FRAME_BYTES)
-            part = self._frame(number)[inside : inside + end - self.at]
-            parts.append(part)
-            self.at += len(part)
-        return b"".join(parts)
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes ``[start, end)`` of the content; fewer where it ends before."""
+        numbers = range(start // FRAME_BYTES, -(-min(end, self.size) // FRAME_BYTES))
+        data = b"".join(map(self._frame, numbers))
+        return data[start % FRAME_BYTES :][: end - start]
 
     def _frame(self, number: int) -> bytes:
         frame = self.frames.get(number)
         if frame is None:
-            start, end = self.offsets[number], self.offsets[number + 1]
-            self.opened.seek(start)
+            start, end = self.offsets[number : number + 2]
             whole = min(FRAME_BYTES, self.size - number * FRAME_BYTES)
-            frame = pa.Codec("zstd").decompress(self.opened.read(end - start), whole, asbytes=True)
-            self.frames[number] = frame
+            data = self.opened.read_at(end - start, start)
+            frame = self.frames[number] = pa.Codec("zstd").decompress(data, whole, asbytes=True)
         return frame
 
 
 _COPIES: LRUCache[tuple[str, SourceFile], Copy] = LRUCache(64)
 
 
-def kept_copy(file: SourceFile) -> Copy:
-    """The kept copy of a file, opened once per process as long as it is one of the last 64.
+def read_content(file: SourceFile, start: int, end: int) -> bytes:
+    """Bytes ``[start, end)`` of a file, or of what was compressed; fewer where that ends before.
 
     Raises:
         OSError: it cannot be read.
     """
-    assert file.copy is not None
+    if file.compression is None:
+        return read_range(Range(file.uri, start, end, file.mtime_ns))
+    if file.copy is None:
+        content = spooled(file).content
+        content.seek(start)
+        return content.read(end - start)
     key = (file.copy, file)  # another job can have kept another file in the same place
-    found = _COPIES.get(key)
-    if found is None:
-        found = Copy(file.copy)
-        _COPIES[key] = found
-    return found
+    if key not in _COPIES:
+        _COPIES[key] = Copy(file.copy)
+    return _COPIES[key].read(start, end)

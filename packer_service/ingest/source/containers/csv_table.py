@@ -6,10 +6,12 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from cachetools import LRUCache
 
+from preshard.packer_service.ingest.source.containers.compressed import read_content
 from preshard.packer_service.ingest.source.containers.json_lines import MAX_LINE_BYTES
 from preshard.packer_service.ingest.source.file import Found, SourceFile
 from preshard.schemas.errors import DocumentError
@@ -42,22 +44,16 @@ def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]
             yield Found(offset, size, _row(header, fields), fields != [])
 
 
-def decode(data: bytes, file: SourceFile, opened: Any) -> Any:
+def decode(data: bytes, file: SourceFile) -> Any:
     """A row from the bytes of its record."""
     key = (file.uri, file.mtime_ns)
     if key not in _HEADERS:
-        opened.seek(0)
-        _HEADERS[key] = columns(io.BytesIO(opened.read(HEADER_BYTES)), file)
+        _, _, header = next(_records(io.BytesIO(read_content(file, 0, HEADER_BYTES)), file), NO_RECORD)
+        _HEADERS[key] = [] if isinstance(header, DocumentError) else header
     try:
         return _row(_HEADERS[key], next(_reader(io.StringIO(data.decode(), newline=""), file), []))
     except (UnicodeDecodeError, csv.Error) as error:
         return _fault(error)
-
-
-def columns(opened: Any, file: SourceFile) -> list[str]:
-    """The names in the header."""
-    _, _, header = next(_records(opened, file), NO_RECORD)
-    return [] if isinstance(header, DocumentError) else header
 
 
 def _reader(lines: Any, file: SourceFile) -> Any:
@@ -70,8 +66,7 @@ def _records(opened: Any, file: SourceFile) -> Iterator[tuple[int, int, Any]]:
     opened.seek(0)
     lines = _Lines(opened)
     while True:
-        offset = lines.offset
-        lines.begin()
+        offset = lines.record = lines.offset
         try:
             fields = next(_reader(lines, file))
         except StopIteration:
@@ -82,15 +77,11 @@ def _records(opened: Any, file: SourceFile) -> Iterator[tuple[int, int, Any]]:
 
 
 class _Lines:
-    """Lines of a file as text, and the bytes read so far."""
+    """Lines of a file as text, and the bytes read so far, in all and before this record."""
 
     def __init__(self, opened: Any) -> None:
         self.opened = opened
         self.offset = self.record = 0
-
-    def begin(self) -> None:
-        """A record begins here."""
-        self.record = self.offset
 
     def __iter__(self) -> _Lines:
         return self
@@ -113,25 +104,17 @@ def _row(header: Any, fields: Any) -> Any:
             return given
     if len(fields) != len(header):
         return DocumentError("bad_row", f"the record has {len(fields)} fields, and the header has {len(header)}")
-    given = ((name, field) for name, field in zip(header, fields, strict=True) if field)
-    nested = {name: _nested(field) if name in NESTED else field for name, field in given}
-    return {name: _number(field) if name in NUMBERS else field for name, field in nested.items()}
+    return {name: _value(name, field) for name, field in zip(header, fields, strict=True) if field}
 
 
-def _number(field: Any) -> Any:
-    try:
-        return float(field) if isinstance(field, str) else field
-    except ValueError:
-        return field
-
-
-def _nested(field: str) -> Any:
-    if not field.lstrip().startswith(("[", "{")):
-        return field
-    try:
-        return json.loads(field)
-    except (ValueError, RecursionError):
-        return field
+def _value(name: str, field: str) -> Any:
+    """What a field spells, if it is JSON or a number where such a value may stand."""
+    with suppress(ValueError, RecursionError):
+        if name in NESTED and field.lstrip().startswith(("[", "{")):
+            return json.loads(field)
+        if name in NUMBERS:
+            return float(field)
+    return field
 
 
 def _fault(error: Exception) -> DocumentError:

@@ -214,7 +214,7 @@ def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]
             yield Found(offset, size, _row(opened.read(size), index))
 
 
-def decode(data: bytes, file: SourceFile, opened: Any) -> Any:  # noqa: ARG001
+def decode(data: bytes, file: SourceFile) -> Any:
     """A row from the bytes of its tokens."""
     try:
         return _row(data, index_of(file))

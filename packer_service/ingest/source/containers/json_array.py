@@ -29,7 +29,7 @@ def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]
             yield found
 
 
-def decode(data: bytes, file: SourceFile, opened: Any) -> Any:  # noqa: ARG001
+def decode(data: bytes, file: SourceFile) -> Any:  # noqa: ARG001
     """A row from its bytes."""
     return parse_json(data)
 

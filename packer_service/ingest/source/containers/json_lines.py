@@ -26,20 +26,18 @@ def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]
     """The lines that begin in bytes ``[start, end)``; a blank one is no row, but counts."""
     for at in range(start, end, FRAGMENT_BYTES):
         for line in read_lines(opened, at, min(at + FRAGMENT_BYTES, end)):
-            is_row = line.data is None or bool(line.data.strip())
-            yield Found(line.offset, line.size, _parse_line(line) if is_row else None, is_row)
+            if line.data is None:
+                limit = f"more than the limit of {MAX_LINE_BYTES}; split it into several rows"
+                reject = DocumentError("too_long", f"the line has {line.size} bytes, {limit}")
+                yield Found(line.offset, line.size, reject)
+            else:
+                is_row = bool(line.data.strip())
+                yield Found(line.offset, line.size, parse_json(line.data) if is_row else None, is_row)
 
 
-def decode(data: bytes, file: SourceFile, opened: Any) -> Any:  # noqa: ARG001
+def decode(data: bytes, file: SourceFile) -> Any:  # noqa: ARG001
     """A row from the bytes of its line."""
     return parse_json(data)
-
-
-def _parse_line(line: Line) -> Any:
-    if line.data is None:
-        limit = f"more than the limit of {MAX_LINE_BYTES}; split it into several rows"
-        return DocumentError("too_long", f"the line has {line.size} bytes, {limit}")
-    return parse_json(line.data)
 
 
 def parse_json(line: bytes) -> Any:
@@ -88,19 +86,13 @@ def read_lines(opened: Any, start: int, end: int) -> list[Line]:
 
 def _finished(offset: int, begun: bytes, opened: Any) -> Line:
     """The last line, read beyond the range to its own end. A whole file can be one line, so not all of it is kept."""
-    parts, size = [begun], len(begun)
-    for part in _until_line_end(opened):
+    parts, size, ends = [begun], len(begun), False
+    while not ends and (part := opened.read(READ_BYTES)):
+        end = part.find(b"\n") + 1
+        ends, part = end > 0, part[: end or len(part)]
         size += len(part)
         if size > MAX_LINE_BYTES:
             parts.clear()
         else:
             parts.append(part)
     return Line(offset, size, None if size > MAX_LINE_BYTES else b"".join(parts))
-
-
-def _until_line_end(opened: Any) -> Iterator[bytes]:
-    while part := opened.read(READ_BYTES):
-        end = part.find(b"\n") + 1
-        yield part[:end] if end else part
-        if end:
-            return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -31,34 +30,9 @@ class DamagedGroupError(Exception):
         self.n_rows = n_rows
 
 
-class RowGroups:
-    """The row groups read last. Packs take documents from all over a source, so the same group is needed often."""
-
-    def __init__(self, kept_bytes: int) -> None:
-        self.recent: LRUCache[tuple[str, int, Columns, int], pa.Table] = recent_values(
-            kept_bytes, lambda table: int(table.nbytes)
-        )
-
-    def table(self, uri: str, mtime_ns: int, group: int, columns: Columns = None) -> pa.Table:
-        """Some columns of a row group, or all of them, with all of its rows.
-
-        ``mtime_ns`` distinguishes two states of a file. No document needs the other columns, which may be large, or
-        hold values that Python cannot represent.
-
-        Raises:
-            DamagedGroupError: its bytes are there, but are not rows.
-            OSError: the file cannot be read.
-        """
-        key = (uri, mtime_ns, columns, group)
-        table = self.recent.get(key)
-        if table is None:
-            table = _read(uri, group, columns)
-            self.recent[key] = table
-        return table
-
-
-ROW_GROUPS = RowGroups(CACHED_BYTES)
-"""The row groups that this process keeps."""
+RECENT: LRUCache[tuple[str, int, Columns, int], pa.Table] = recent_values(CACHED_BYTES, lambda table: int(table.nbytes))
+"""The row groups read last, of files in one state. Packs take documents from all over a source, so the same group is
+needed often."""
 
 
 def schema(file: SourceFile) -> pa.Schema:
@@ -89,13 +63,17 @@ def _footer(file: SourceFile) -> pq.ParquetFile:
 
 
 def group(file: SourceFile, number: int) -> pa.Table:
-    """One group of rows, with the columns that are read.
+    """One group of rows, with the columns that are read: the others may be large, or hold what Python cannot represent.
 
     Raises:
         DamagedGroupError: its bytes are there, but are not rows.
         OSError: the file cannot be read.
     """
-    return ROW_GROUPS.table(file.uri, file.mtime_ns, number, file.columns)
+    key = (file.uri, file.mtime_ns, file.columns, number)
+    table = RECENT.get(key)
+    if table is None:
+        table = RECENT[key] = _read(file.uri, number, file.columns)
+    return table
 
 
 def first_rows(file: SourceFile, most: int) -> list[Any]:
@@ -133,17 +111,10 @@ def _parse_watched(watched: Watched, group: int, columns: Columns) -> pa.Table:
     try:
         n_rows = pq.ParquetFile(watched).metadata.row_group(group).num_rows
         return _parse(watched, group, columns)
-    except IndexError:
-        raise DamagedGroupError(group, 0) from None
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+    except (IndexError, OSError, UnicodeDecodeError, pa.ArrowException) as error:
         if watched.failure is not None:
             raise watched.failure from error
         raise DamagedGroupError(group, n_rows) from error
-
-
-def rows_of(table: pa.Table) -> Iterator[Any]:
-    """Every row, or why it cannot be read, one in memory at a time."""
-    return (row_at(table, index) for index in range(len(table)))
 
 
 def row_at(table: pa.Table, index: int) -> Any:

@@ -71,7 +71,7 @@ def _sample(opened: Any, file: SourceFile, sample: list[tarfile.TarInfo]) -> Fou
     return Found(first, size, _made([(name, data[at : at + length]) for name, at, length in inside], file))
 
 
-def decode(data: bytes, file: SourceFile, opened: Any) -> Any:  # noqa: ARG001
+def decode(data: bytes, file: SourceFile) -> Any:
     """A row from the bytes of its members.
 
     ``json`` gives the row's fields, members of text and media are columns: ``txt``, ``image`` or ``images``, ``video``
