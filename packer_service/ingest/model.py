@@ -15,7 +15,6 @@ from preshard.packer_service.ingest.text.chat_text import chat_texts
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.plan.cost import CostModel
-from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
@@ -32,19 +31,14 @@ class Renderer:
     Attributes:
         tokenizer: encodes text, and has the marks and the chat template around it.
         family: what a model makes of images and videos.
-        bidirectional: as in the configuration, where the family leaves it open.
-        annotation_weight: ``none``, or ``sqrt`` to weigh each of n annotations by 1/sqrt(n).
-        ignore_fields: fields for chat templates that are left out.
-        columns: of tokens, which every document has.
+        config: of the job; of it, ``bidirectional`` where the family leaves it open, ``annotation_weight``,
+            ``ignore_fields`` and the columns of tokens.
         write_chats: renders conversations by the template.
     """
 
     tokenizer: Tokenizer
     family: Family
-    bidirectional: str = "within_image"
-    annotation_weight: str = "none"
-    ignore_fields: tuple[str, ...] = ()
-    columns: tuple[TokenColumn, ...] = ()
+    config: PackConfig
     write_chats: WriteChats
 
     @property
@@ -75,15 +69,7 @@ def configured_renderer(config: PackConfig) -> Renderer:
         ConfigError: the model folder is of no family, or has settings that are not followed.
     """
     tokenizer = configured_tokenizer(config)
-    return Renderer(
-        tokenizer=tokenizer,
-        family=_family(config, tokenizer),
-        bidirectional=config.bidirectional,
-        annotation_weight=config.annotation_weight,
-        ignore_fields=config.ignore_fields,
-        columns=config.columns_of_tokens,
-        write_chats=chat_texts,
-    )
+    return Renderer(tokenizer=tokenizer, family=_family(config, tokenizer), config=config, write_chats=chat_texts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

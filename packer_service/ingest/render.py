@@ -111,7 +111,7 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
         return join_pair(*(render(renderer, side, placed) for side in sides))
     tokenizer, family = renderer.tokenizer, renderer.family
     document, weights = number_answers(document) if document.has_values_of_turns else (document, None)
-    document = document.without(renderer.ignore_fields)
+    document = document.without(renderer.config.ignore_fields)
     media = document.media()
     family.check([medium.kind for medium in media])
     placements = [medium.placement for medium in placed]
@@ -129,9 +129,9 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
     if (labels == IGNORE_INDEX).all():
         raise DocumentError("empty", "no token carries loss")
     n_branches = len(document.branches) if document.annotated else 0
-    weighs = renderer.annotation_weight == "sqrt" and n_branches
+    weighs = renderer.config.annotation_weight == "sqrt" and n_branches
     weight = np.float32(document.weight / math.sqrt(n_branches) if weighs else document.weight)
-    bidirectional = renderer.bidirectional if renderer.is_generic else family.bidirectional or "none"
+    bidirectional = renderer.config.bidirectional if renderer.is_generic else family.bidirectional or "none"
     return RenderedDocument(
         tokens=tokens,
         labels=labels,
@@ -246,7 +246,7 @@ def render_plain(renderer: Renderer, text: str) -> RenderedDocument:
         n_shared=0,
         n_branches=0,
         merge=family.merge,
-        columns={column.name: column.zeros(n) for column in renderer.columns},
+        columns={column.name: column.zeros(n) for column in renderer.config.columns_of_tokens},
     )
 
 

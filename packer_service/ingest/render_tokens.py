@@ -117,7 +117,7 @@ def render_columns(
     values, found = dict(document.values), {}
     learnt, follows = loss > 0, branch_ids[1:] == branch_ids[:-1]
     predicted = np.append(False, learnt[1:] & follows)
-    for column in renderer.columns:
+    for column in renderer.config.columns_of_tokens:
         out = found[column.name] = column.zeros(len(loss))
         if column.name in values:
             own = _of_tokens(document, values[column.name], learnt, answers)

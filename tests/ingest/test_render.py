@@ -10,10 +10,9 @@ from preshard.packer_service.ingest.document import Document, Medium, Message
 from preshard.packer_service.ingest.families.square import SquareFamily
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, VideoFrames, place
 from preshard.packer_service.ingest.render import render
-from preshard.packer_service.ingest.text.marks import ChatFormat, ImageFormat
-from preshard.packer_service.ingest.text.tokenizer import Tokenizer
+from preshard.packer_service.ingest.text.tokenizer import ChatFormat, ImageFormat, Tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
-from preshard.schemas.config import VisionConfig
+from preshard.schemas.config import PackConfig, VisionConfig
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import TokenizerEntry
 
@@ -82,7 +81,9 @@ def placed(*shapes: ImageSize | VideoFrames) -> list[PlacedMedium]:
 
 
 def rendered(document: Document, *shapes: ImageSize | VideoFrames, weight: str = "none") -> RenderedDocument:
-    return render(renderer_of(TOKENIZER, family=FAMILY, annotation_weight=weight), document, placed(*shapes))
+    return render(
+        renderer_of(TOKENIZER, family=FAMILY, config=PackConfig(annotation_weight=weight)), document, placed(*shapes)
+    )
 
 
 TEXT = rendered(Document(text="ab"))

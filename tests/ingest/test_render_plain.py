@@ -29,7 +29,8 @@ class Positioned(SquareFamily):
 
 def renderer_of(tokenizer: Tokenizer, family: type[SquareFamily]) -> Renderer:
     config = PackConfig()
-    return Renderer(tokenizer=tokenizer, family=family(config.vision, tokenizer.image, 1), write_chats=lambda *_: [])
+    square = family(config.vision, tokenizer.image, 1)
+    return Renderer(tokenizer=tokenizer, family=square, config=config, write_chats=lambda *_: [])
 
 
 @pytest.mark.parametrize("family", [SquareFamily, Positioned])

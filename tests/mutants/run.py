@@ -54,7 +54,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         [
             *("packer_service/ingest/render.py", "packer_service/ingest/stream.py"),
             *("packer_service/ingest/oversize.py", "packer_service/ingest/text/encoded.py"),
-            "packer_service/ingest/text/marks.py",
+            "packer_service/ingest/text/tokenizer.py",
         ],
         [
             *("tests/ingest/test_render.py", "tests/ingest/test_oversize.py", "tests/ingest/text"),

@@ -19,7 +19,7 @@ from preshard.packer_service.ingest.text.chat_template import ChatTemplate, Chat
 from preshard.packer_service.ingest.text.chat_text import chat_text, read_folder
 from preshard.packer_service.ingest.text.configured import folder_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
-from preshard.schemas.config import SpecialTokensConfig, VisionConfig
+from preshard.schemas.config import PackConfig, SpecialTokensConfig, VisionConfig
 
 TEMPLATES = Path(__file__).parents[1] / "ingest" / "text" / "templates"
 
@@ -149,7 +149,7 @@ def our_tokenizer(folder: Path) -> Tokenizer:
 
 def renderer_of(tokenizer: Tokenizer, **others: Any) -> Renderer:
     """Writes documents in this process, images as squares."""
-    given = {"family": SquareFamily(VisionConfig(), tokenizer.image, 1), **others}
+    given = {"family": SquareFamily(VisionConfig(), tokenizer.image, 1), "config": PackConfig(), **others}
     return Renderer(tokenizer=tokenizer, write_chats=_write_chats, **given)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from preshard.packer_service.ingest.families.family import CropShape, Family, Mark, Piece, Placement, Rows, UnitShape
-from preshard.packer_service.ingest.text.marks import ImageFormat
+from preshard.packer_service.ingest.text.tokenizer import ImageFormat
 from preshard.schemas.config import VisionConfig
 from preshard.schemas.manifest import UnitKind
 

@@ -22,8 +22,14 @@ import numpy as np
 from jaxtyping import Int32
 
 from preshard.packer_service.ingest.text.encoded import encode_with_specials
-from preshard.packer_service.ingest.text.marks import MARKS, chat_format, find_special_ids, image_format
-from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
+from preshard.packer_service.ingest.text.tokenizer import (
+    MARKS,
+    TEKKEN,
+    Tokenizer,
+    chat_format,
+    find_special_ids,
+    image_format,
+)
 from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import ConfigError
 

@@ -22,7 +22,7 @@ from preshard.packer_service.ingest.media.crops import encode_image
 from preshard.packer_service.ingest.media.image import decode_image, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, place
-from preshard.packer_service.ingest.text.marks import ImageFormat
+from preshard.packer_service.ingest.text.tokenizer import ImageFormat
 from preshard.schemas.config import VisionConfig
 from preshard.schemas.errors import DocumentError
 

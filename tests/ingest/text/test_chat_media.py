@@ -17,7 +17,7 @@ from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
-from preshard.schemas.config import VisionConfig
+from preshard.schemas.config import PackConfig, VisionConfig
 from preshard.schemas.errors import DocumentError
 
 IMAGE = Medium(kind="image", uri="x.jpg")
@@ -212,13 +212,13 @@ def test_fields_to_be_ignored_are_left_out(load: Load) -> None:
     fields = (("name", '"Ann"'), ("reasoning_content", '"hm"'))
     named = chat(user("q"), replace(assistant("c"), fields=fields))
     assert "leaves out name" in refusal(tokenizer, named)
-    written = render(renderer_of(tokenizer, ignore_fields=("name",)), named, [])
+    written = render(renderer_of(tokenizer, config=PackConfig(ignore_fields=("name",))), named, [])
     assert tokenizer.decode(written.tokens.tolist()).endswith("<think>\nhm\n</think>\n\nc<|im_end|>\n")
-    both = render(renderer_of(tokenizer, ignore_fields=("name", "reasoning_content")), named, [])
+    both = render(renderer_of(tokenizer, config=PackConfig(ignore_fields=("name", "reasoning_content"))), named, [])
     np.testing.assert_array_equal(both.tokens, rendered(tokenizer, chat(user("q"), assistant("c"))).tokens)
     documents = replace(chat(user("q"), assistant("c")), documents='[{"text": "d"}]', tools='[{"name": "f"}]')
     assert "leaves out documents" in refusal(tokenizer, documents)
-    written = render(renderer_of(tokenizer, ignore_fields=("documents",)), documents, [])
+    written = render(renderer_of(tokenizer, config=PackConfig(ignore_fields=("documents",))), documents, [])
     assert "# Tools" in tokenizer.decode(written.tokens.tolist())
 
 

@@ -23,7 +23,7 @@ from preshard.packer_service.ingest.media.image import probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import place
 from preshard.packer_service.ingest.media.video import probe_video
-from preshard.packer_service.ingest.text.marks import ImageFormat
+from preshard.packer_service.ingest.text.tokenizer import ImageFormat
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.workers import CallFailedError, Isolated, Limits
