@@ -89,6 +89,7 @@ def fake_cuda(memory: int, waits: Callable[[str], None]) -> Iterator[None]:
         **{"current_stream": lambda *_: stream, "default_stream": lambda *_: stream},
         **{"synchronize": waiting("cuda.synchronize"), "is_current_stream_capturing": lambda: False},
         **{"mem_get_info": lambda *_: (memory, memory)},
+        **{"get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8), "set_rng_state": lambda *_: None},
     }
     replaced = [
         *((torch.cuda, name, value) for name, value in answers.items()),
@@ -107,7 +108,7 @@ def fake_cuda(memory: int, waits: Callable[[str], None]) -> Iterator[None]:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies by an operator
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
         for target, name, value in replaced:
-            stack.enter_context(_replaced(target, name, value))
+            stack.enter_context(patched(target, name, value))
         yield
 
 
@@ -115,7 +116,7 @@ _ABSENT = object()
 
 
 @contextmanager
-def _replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+def patched(target: Any, name: str, value: Any) -> Iterator[None]:
     before = vars(target).get(name, _ABSENT)
     setattr(target, name, value)
     try:

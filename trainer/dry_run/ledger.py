@@ -101,7 +101,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.phase = "parameters"
-        self._fake = _FakeMode(allow_non_fake_inputs=True)
+        self.fake = _FakeMode(allow_non_fake_inputs=True)
         self._sizes: dict[int, tuple[int, str]] = {}
         self._code: dict[CodeType, str | None] = {}
         self.live, self.by_part = 0, Counter[str]()
@@ -136,7 +136,7 @@ class Ledger(TorchDispatchMode):
             return NotImplemented
         named = dict(kwargs or {})
         if func.namespace == "prim":  # questions to a tensor, such as its device
-            with self._fake:
+            with self.fake:
                 return func(*args, **named)
         given = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
         device = named.get("device")
@@ -151,13 +151,18 @@ class Ledger(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else True if args[0].dtype == torch.bool else 1
         self._note_waits(name, args)
         self._note_copy(name, args, named)
-        with self._fake:
+        with self.fake:
             out = func(*args, **named)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor)]
         for tensor in made:
             self._track(tensor)
         self._note_kernel(func, name, args, named, given, made, out)
         return out
+
+    def note_fused(self, moved: int) -> None:
+        """Counts a kernel that was not run as an operator."""
+        self.kernels[self.phase, "other"] += 1
+        self.moved[self.phase, "other"] += moved
 
     def _note_waits(self, name: str, args: Any) -> None:
         if name in WAITING:
@@ -246,12 +251,18 @@ class Ledger(TorchDispatchMode):
         is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
         if is_view or name in NO_KERNEL or not any(tensor.is_cuda for tensor in made or given):
             return
-        is_attention = name in ATTENTION or name.startswith("_scaled_dot_product")
-        kind = "attention" if is_attention else "products" if name in PRODUCTS else "other"
+        kind = operator_kind(func)
         self.kernels[self.phase, kind] += 1
         self.moved[self.phase, kind] += sum(_bytes(tensor) for tensor in (*given, *made))
         if kind != "other" and func.overloadpacket in flop_registry:
             self.flops[kind] += flop_registry[func.overloadpacket](*args, **named, out_val=out)
+
+
+def operator_kind(func: Any) -> str:
+    """``attention``, ``products`` or ``other``."""
+    name = func.overloadpacket.__name__
+    is_attention = name in ATTENTION or name.startswith("_scaled_dot_product")
+    return "attention" if is_attention else "products" if name in PRODUCTS else "other"
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,11 +18,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.devices import DEVICES
+from preshard.trainer import loop
 from preshard.trainer.config import TrainConfig
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.order import epoch_order
 from preshard.trainer.data.pack_index import PackTable
-from preshard.trainer.dry_run.device import fake_cuda
+from preshard.trainer.dry_run.device import fake_cuda, patched
+from preshard.trainer.dry_run.fused import fuse_blocks
 from preshard.trainer.dry_run.ledger import PARTS, Ledger
 from preshard.trainer.fit import FitEstimate
 from preshard.trainer.loop import add_gradients, build_model, read_batches
@@ -102,7 +105,7 @@ def dry_run(config: TrainConfig) -> DryRun:
     Raises:
         PreshardError: as ``prepare``; or the model asks for a size that only the device would know.
     """
-    plain = {"from_scratch": True, "memory_check": "off", "device": "cuda", "workers": 0, "compile": False}
+    plain = {"from_scratch": True, "memory_check": "off", "device": "cuda", "workers": 0}
     given = config.model_copy(update=plain)
     world = config.world or config.dp_shard * config.cp_size
     ledger, device = Ledger(), torch.device("cuda")
@@ -113,7 +116,7 @@ def dry_run(config: TrainConfig) -> DryRun:
         rank = job.dataset.dp_rank * config.cp_size + config.cp_rank
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         try:
-            with ledger, _counting_sizes(ledger):
+            with ledger, _counting_sizes(ledger), patched(loop, "compile_blocks", partial(fuse_blocks, ledger=ledger)):
                 return _steps(job, ledger, world, device, memory)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ConfigError(

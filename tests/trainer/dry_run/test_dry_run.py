@@ -208,3 +208,22 @@ def test_a_machine_without_a_compiler(folder_of: Folders, tmp_path: Path, monkey
     with pytest.raises(ConfigError, match="false does not compile"):
         run(folder_of, "qwen3")
     assert not list((tmp_path / "preshard").iterdir())
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_compiled_blocks_are_counted_as_such(folder_of: Folders, recompute: str) -> None:
+    """Fails when compiled blocks are counted operator by operator, compute or send something else than plain ones, keep
+    what a fused kernel makes again, or when their MLPs' tiles are all kept at once.
+    """
+    given: Any = {"ring": 4, "recompute": recompute, "logits_mib": 1}
+    plain, fused = (run(folder_of, "qwen3", compile=way, **given) for way in (False, True))
+    more = fused.kernels_of("products") - plain.kernels_of("products")
+    assert 0 <= more <= 2 * (recompute == "full")  # a graph does not end where all that a block keeps is there
+    assert fused.collectives == plain.collectives
+    assert fused.state == plain.state
+    assert fused.kernels_of("other") < 0.8 * plain.kernels_of("other")
+    assert fused.moved_by("other") < plain.moved_by("other")
+    assert fused.peaks["backward"] < plain.peaks["backward"]
+    tiled = run(folder_of, "qwen3", compile=True, mlp_tiles=4, **given)
+    assert tiled.kernels_of("products") > fused.kernels_of("products")
+    assert tiled.peaks["backward"] < fused.peaks["backward"]
