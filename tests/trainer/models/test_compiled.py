@@ -12,14 +12,13 @@ import pytest
 import torch
 import torch._inductor.config
 import torch.distributed as dist
-from packed_models import experts_in_float64, make_model
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
 from preshard.trainer import loop
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.distributed.mesh import ContextParallel, build_mesh
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh, build_mesh
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.memory import save_memory
@@ -47,6 +46,8 @@ def graphs() -> int:
 
 
 def loaded(folder: Path, **saving: Any) -> Any:
+    from packed_models import experts_in_float64  # which ranks of the pool do not have
+
     model = experts_in_float64(load_model(folder / "model", dtype=torch.float64))
     save_memory(model, **saving)
     return model
@@ -88,6 +89,8 @@ def test_every_kind_of_block_computes_the_same(folder_of: Folders, family: str) 
 @pytest.fixture(scope="module")
 def many_packs(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
     """A model with a window in one of its layers, and enough packs of documents and annotations."""
+    from packed_models import make_model
+
     folder = tmp_path_factory.mktemp("many")
     make_model(folder, "qwen3-windows", progress, documents=24)
     return folder
@@ -129,6 +132,28 @@ def test_sharded_and_recomputed_blocks_are_compiled(many_packs: Path, alone: Non
     assert len(model.get_decoder().layers) == 2
     assert counts == [counts[0]] * 3
     assert counts[0] > 2
+
+
+def compiled_on_a_rank(mesh: Mesh, folder: str) -> tuple[float, int]:
+    """How far compiled blocks are from plain ones, both sharded, and how many graphs there are. Runs on each rank."""
+    torch._dynamo.reset()
+    counters.clear()
+    plain, packed = (PackedModel(load_model(Path(folder) / "model", dtype=torch.float64)) for _ in range(2))
+    compile_blocks(packed.inner, backend="aot_eager")
+    for each in (plain, packed):
+        shard_model(each, each.blocks, mesh.parameters, bfloat16=False)
+    dataset = PackedDataset(Path(folder) / "dataset", dp_rank=mesh.dp_rank, dp_size=mesh.dp_size)
+    far = max(difference(step(packed, batch), step(plain, batch)) for batch in islice(dataset, 2))
+    found = far, graphs()
+    torch._dynamo.reset()
+    return found
+
+
+def test_ranks_that_share_parameters_compile(gloo_pool: Any, many_packs: Path) -> None:
+    """Fails when what FSDP gathers for a block is compiled into its graph, or a rank waits for one that compiles."""
+    for far, made in gloo_pool.run(compiled_on_a_rank, str(many_packs), dp_shard=2):
+        assert far < 1e-12
+        assert made > 2
 
 
 def test_the_option_compiles_the_model_that_trains(
