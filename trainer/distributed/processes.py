@@ -19,6 +19,10 @@ STORE_OF_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """What torchrun sets to ``True`` where it keeps the store itself; else the first process does."""
 
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables by which a user sets torch's allocator."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Processes:
     """This process and its place among those of the job.
@@ -82,6 +86,7 @@ def start_processes(device: str) -> Processes:
         raise
     on_cuda = place.type == "cuda"
     if on_cuda:
+        let_segments_grow()
         torch.cuda.set_device(place)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
@@ -91,6 +96,14 @@ def start_processes(device: str) -> Processes:
         device_id=place if on_cuda else None,
     )
     return Processes(rank=rank, world_size=world_size, device=place, store=store)
+
+
+def let_segments_grow() -> None:
+    """Asks torch's allocator on CUDA for segments that grow, unless the user has set it: packs differ in their images,
+    and memory between segments of fixed sizes is lost. It has an effect until the first tensor is there.
+    """
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def joined() -> Processes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -11,7 +12,14 @@ import torch.distributed as dist
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.distributed.processes import STORE_OF_TORCHRUN, Processes, agree_on_device, first_difference
+from preshard.trainer.distributed.processes import (
+    ALLOCATOR,
+    STORE_OF_TORCHRUN,
+    Processes,
+    agree_on_device,
+    first_difference,
+    let_segments_grow,
+)
 
 
 def _agree(devices: list[str]) -> list[str]:
@@ -26,6 +34,19 @@ def _agree(devices: list[str]) -> list[str]:
 
     with ThreadPoolExecutor(len(devices)) as threads:
         return list(threads.map(one, range(len(devices))))
+
+
+@pytest.mark.parametrize("given", [None, *ALLOCATOR])
+def test_the_allocator_is_the_users(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    """Fails when segments have fixed sizes without anyone asking for it, or a user's setting is lost."""
+    for name in ALLOCATOR:
+        monkeypatch.setenv(name, "")  # so that what is set below does not stay
+        monkeypatch.delenv(name)
+    if given is not None:
+        monkeypatch.setenv(given, "max_split_size_mb:512")
+    let_segments_grow()
+    found = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
+    assert found == ({ALLOCATOR[0]: "expandable_segments:True"} if given is None else {given: "max_split_size_mb:512"})
 
 
 def test_processes_that_agree_start() -> None:
