@@ -11,6 +11,7 @@ keep on the host.
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from preshard.schemas.errors import ConfigError
@@ -117,7 +118,9 @@ def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:
         settings["context_fn"] = all_but_attention
     waiting: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "none": nullcontext,
-        "host": lambda: save_on_cpu(pin_memory=True),
+        "host": lambda: saved_tensors_hooks(
+            to_host, lambda stored: stored.back() if isinstance(stored, OnHost) else stored
+        ),
         "disk": lambda: saved_tensors_hooks(_to_file, _from_file),
     }
 
@@ -157,6 +160,54 @@ def all_but_attention() -> tuple[_Both, _Both]:
 
     modes = create_selective_checkpoint_contexts(policy)
     return _Both(kept.forward, modes[0]), _Both(kept.again, modes[1])
+
+
+class OnHost:
+    """A block's input in page-locked memory; copies go there and back on a stream of their own, beside what computes.
+
+    The backward pass wants the last one first: with each, the one before it starts on its way back.
+    """
+
+    _stream: Any = None
+    _last: Callable[[], OnHost | None] = staticmethod(lambda: None)
+
+    def __init__(self, tensor: Tensor) -> None:
+        kind = type(self)
+        kind._stream = stream = kind._stream or torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        self._host = room_on_host(tensor)
+        with torch.cuda.stream(stream):
+            self._host.copy_(tensor.detach(), non_blocking=True)
+        tensor.record_stream(stream)
+        self._fetched: Tensor | None = None
+        self._device, self._before = tensor.device, kind._last
+        kind._last = weakref.ref(self)
+
+    def fetch(self) -> Tensor:
+        """Starts the way back, if it has not begun."""
+        if self._fetched is None:
+            with torch.cuda.stream(self._stream):
+                self._fetched = self._host.to(self._device, non_blocking=True)
+        return self._fetched
+
+    def back(self) -> Tensor:
+        """The input on its device, once the copy has ended there."""
+        found, now = self.fetch(), torch.cuda.current_stream()
+        now.wait_stream(self._stream)
+        found.record_stream(now)
+        self._fetched = None
+        if (before := self._before()) is not None:
+            before.fetch()
+        return found
+
+
+def room_on_host(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+
+def to_host(tensor: Tensor) -> Tensor | OnHost:
+    """Small tensors and parameters, which exist anyway, stay where they are."""
+    return tensor if tensor.nbytes < SMALL or isinstance(tensor, nn.Parameter) else OnHost(tensor)
 
 
 Stored = Tensor | tuple[BinaryIO, torch.Size, torch.dtype, torch.device]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 import tempfile
 import types
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.graph import save_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.models.memory import save_memory
+from preshard.trainer.models import memory
+from preshard.trainer.models.memory import OnHost, save_memory
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
@@ -107,34 +109,42 @@ def test_only_inputs_of_blocks_wait_on_the_disk(monkeypatch: pytest.MonkeyPatch)
 def test_only_inputs_of_blocks_wait_in_the_hosts_memory(
     plain: Any, monkeypatch: pytest.MonkeyPatch, recompute: str
 ) -> None:
-    """Fails when a gradient changes, or when something else than the input of each block is moved. There is no
-    page-locked memory without a GPU; all else is as on one.
+    """Fails when a gradient changes, when something else than the input of each block is moved, or when a block's input
+    is fetched only once it is wanted. There are no streams without a GPU; all else is as on one.
     """
-    asked: list[bool] = []
     moved: list[torch.Size] = []
+    events: list[str] = []
+    fetch, back = OnHost.fetch, OnHost.back
 
-    class Noted(save_on_cpu):
-        def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
-            asked.append(pin_memory)
-            super().__init__(False, device_type)
-            pack = self.pack_hook
+    def room(tensor: Tensor) -> Tensor:
+        moved.append(tensor.shape)
+        return torch.empty_like(tensor)
 
-            def note(tensor: Tensor) -> Any:
-                if not isinstance(tensor, torch.nn.Parameter):
-                    moved.append(tensor.shape)
-                return pack(tensor)
+    def noted_fetch(stored: OnHost) -> Tensor:
+        events.extend(["fetch"] * (stored._fetched is None))
+        return fetch(stored)
 
-            self.pack_hook = note
+    def noted_back(stored: OnHost) -> Tensor:
+        found = back(stored)
+        events.append("back")
+        return found
 
+    stream = SimpleNamespace(wait_stream=lambda _: None)
     model = _model()
     save_memory(model, recompute=recompute, offload="host", device_type="cuda")
     with monkeypatch.context() as patched:
-        patched.setattr("preshard.trainer.models.memory.save_on_cpu", Noted)
+        for name, value in {"Stream": lambda: stream, "current_stream": lambda: stream}.items():
+            patched.setattr(torch.cuda, name, value)
+        patched.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        patched.setattr(Tensor, "record_stream", lambda *_: None)
+        patched.setattr(memory, "room_on_host", room)
+        for name, value in {"_stream": None, "fetch": noted_fetch, "back": noted_back}.items():
+            patched.setattr(OnHost, name, value)
         loss, grads, _ = _run(model)
     torch.testing.assert_close(loss, plain[0], rtol=1e-12, atol=0)
     torch.testing.assert_close(grads, plain[1], rtol=1e-9, atol=1e-12)
-    assert asked == [True] * 2
-    assert {shape for shape in moved if shape.numel() > TOKENS * 8} == {torch.Size([1, TOKENS, 16])}
+    assert set(moved) == {torch.Size([1, TOKENS, 16])}
+    assert events == ["fetch", "fetch", "back", "back"]
 
 
 @pytest.mark.parametrize(
