@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -19,7 +19,7 @@ from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.job.planning.measured import FOLDER_FILES
 from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_facts, read_rows, write_rows
+from preshard.packer_service.tables.rows import Range, read_facts, read_rows, write_rows
 from preshard.schemas.codec import encode_table, shard_name
 from preshard.schemas.config import MARK
 
@@ -93,27 +93,26 @@ def segment_name(partition: int) -> str:
 
 
 def write_segment(
-    plan: Folder, name: str, rows: pa.Table, costs: Float64[np.ndarray, "packs"], facts: SegmentFacts | None = None
+    plan: Folder,
+    name: str,
+    rows: Iterable[pa.Table],
+    costs: Float64[np.ndarray, "packs"],
+    facts: SegmentFacts | None = None,
 ) -> None:
     """Writes a segment: the cost of each of its packs, then its rows, which say that all is there.
 
     Args:
         plan: the plan's folder.
         name: of the segment.
-        rows: of its packs, with the columns :data:`ROWS`, by pack.
+        rows: of its packs, with the columns :data:`ROWS`, by pack, in parts of :data:`BATCH_ROWS`.
         costs: of its packs.
         facts: what it is; None for a segment that is not one of a partition.
     """
     plan.write(f"{name}-costs.parquet", encode_table(pa.table({"cost": costs})))
-    batches = (batch for part in _parts(rows) for batch in part.select(ROWS.names).cast(ROWS).to_batches())
+    batches = (batch for part in rows for batch in part.select(ROWS.names).cast(ROWS).combine_chunks().to_batches())
     write_rows(
         plan, f"{name}.parquet", batches, ROWS, by="pack", facts=lambda: facts.model_dump_json() if facts else ""
     )
-
-
-def _parts(rows: pa.Table) -> Iterator[pa.Table]:
-    for first in range(0, len(rows), BATCH_ROWS):
-        yield rows.slice(first, BATCH_ROWS).combine_chunks()
 
 
 def read_segment_facts(plan: Folder, name: str) -> SegmentFacts:

@@ -71,7 +71,7 @@ def best_fit(
     n_documents = count.sum()
     packs = np.empty(n_documents, np.int64)
     free_images = np.empty(n_documents, np.int64)
-    left, right = np.full(n_documents, -1, np.int64), np.full(n_documents, -1, np.int64)
+    left, right = np.empty(n_documents, np.int64), np.empty(n_documents, np.int64)  # set when a pack is opened
     heaps = np.full(max_tokens + 1, -1, np.int64)
     # Values are free images negated, since the tree looks for small ones.
     tree = build_tree(np.full(max_tokens + 1, GONE, np.int64))
@@ -82,6 +82,7 @@ def best_fit(
             if free < 0:
                 pack, free = opened, max_tokens
                 free_images[pack] = max_images
+                left[pack] = right[pack] = -1
                 opened += 1
             else:
                 pack = heaps[free]

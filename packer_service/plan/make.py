@@ -126,7 +126,7 @@ def make_plan(
     Raises:
         PlanError: a document is empty or above a budget, or an argument cannot be used.
     """
-    tokens, images, areas = (np.asarray(column, np.int64) for column in (tokens, images, areas))
+    tokens, images = (np.asarray(column, np.int64) for column in (tokens, images))
     check_window(window)
     _check_columns(tokens, areas)
     aligned = align_lengths(tokens, alignment)
@@ -150,7 +150,7 @@ def make_plan(
     cost = pack_cost(
         cost_model,
         seq_len=seq_len,
-        tiles=np.bincount(opened_in, weights=document_tiles(tokens, areas), minlength=n_packs),
+        tiles=np.bincount(opened_in, weights=document_tiles(tokens, np.asarray(areas, np.int64)), minlength=n_packs),
         loads=_sum_by_pack(opened_in, loads, n_packs),
     )
     order = step_order(

@@ -63,7 +63,8 @@ def pack_by_salt(
     for packs in tried:
         if packs.max() < most + most // _NEAR_ENOUGH:
             return packs
-    _exchange(found, *_sizes(kinds), drawn, kinds.max_tokens, kinds.max_images)
+    tokens, images = (np.repeat(sizes, kinds.count) for sizes in (kinds.tokens, kinds.images))
+    _exchange(found, tokens, images, drawn, kinds.max_tokens, kinds.max_images)
     return found
 
 
@@ -72,12 +73,16 @@ def _draw(n: int, salt: int) -> Int64[np.ndarray, "n"]:
     return (numbers >> np.uint64(1)).astype(np.int64)
 
 
-def _sizes(kinds: Kinds) -> tuple[Int64[np.ndarray, "docs"], Int64[np.ndarray, "docs"]]:
-    return np.repeat(kinds.tokens, kinds.count), np.repeat(kinds.images, kinds.count)
-
-
 def _in_random_order(kinds: Kinds, part: int, less: int, drawn: Int64[np.ndarray, "docs"]) -> Int64[np.ndarray, "docs"]:
     """Best fit with all but the largest and the smallest documents in random order."""
+    order = _random_order(kinds, part, less, drawn)
+    tokens, images = (np.repeat(sizes, kinds.count)[order] for sizes in (kinds.tokens, kinds.images))
+    packs = np.empty(len(order), np.int64)
+    packs[order] = best_fit(tokens, images, np.ones(len(order), np.int64), kinds.max_tokens, kinds.max_images)
+    return packs
+
+
+def _random_order(kinds: Kinds, part: int, less: int, drawn: Int64[np.ndarray, "docs"]) -> Int64[np.ndarray, "docs"]:
     # Shares of a pack in 2**-30, so that the sum over many documents stays in 64 bits.
     share = np.maximum(
         (kinds.tokens << 30) // max(1, kinds.max_tokens), (kinds.images << 30) // max(1, kinds.max_images)
@@ -92,11 +97,7 @@ def _in_random_order(kinds: Kinds, part: int, less: int, drawn: Int64[np.ndarray
     _shuffle(random, drawn)
     counted = np.repeat(share, kinds.count)[waiting] * (1024 - drawn[waiting] % less)
     waiting = waiting[np.argsort(-counted, kind="stable")]
-    order = np.concatenate([largest, random, waiting])
-    tokens, images = (sizes[order] for sizes in _sizes(kinds))
-    packs = np.empty(len(order), np.int64)
-    packs[order] = best_fit(tokens, images, np.ones(len(order), np.int64), kinds.max_tokens, kinds.max_images)
-    return packs
+    return np.concatenate([largest, random, waiting])
 
 
 @compiled

@@ -62,6 +62,17 @@ def write_rows(
         file.add_key_value_metadata({_FACTS: facts()})
 
 
+def sort_parts(parts: list[pa.Table], by: Sequence[str]) -> pa.Table:
+    """The rows of some tables in the order of some columns; the list is emptied, so that rows lie in memory once."""
+    table = pa.concat_tables(parts, promote_options="permissive")
+    parts.clear()
+    order, found = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in by]), dict[str, pa.ChunkedArray]()
+    for name in table.column_names:
+        found[name] = table[name].take(order)
+        table = table.drop_columns([name])
+    return pa.table(found)
+
+
 def read_facts(folder: Folder, name: str) -> str:
     """The text that is kept with the rows of a file.
 
@@ -82,7 +93,7 @@ def read_rows(
     """
     for name in names:
         with _opened(folder, name) as file:
-            groups = _groups(file.metadata, within)
+            groups = _groups(file, within)
             wanted = None if columns is None else list(dict.fromkeys([within.column, *columns]))
             for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=wanted) if groups else ():
                 keys = batch.column(within.column)
@@ -92,10 +103,10 @@ def read_rows(
                     yield kept if columns is None else kept.select(list(columns))
 
 
-def _groups(metadata: pq.FileMetaData, within: Range) -> list[int]:
+def _groups(file: pq.ParquetFile, within: Range) -> list[int]:
     """The row groups of a file that may hold rows of a range."""
-    place = metadata.schema.names.index(within.column)
-    found = []
+    place = file.schema_arrow.names.index(within.column)  # asking metadata.schema makes a circle that outlives the file
+    metadata, found = file.metadata, list[int]()
     for group in range(metadata.num_row_groups):
         edges = metadata.row_group(group).column(place).statistics
         if edges is None or not edges.has_min_max or (edges.max >= within.low and edges.min < within.high):

@@ -8,7 +8,7 @@ configuration alone, never from the cluster.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from preshard.packer_service.report.planned.limits import fill_limit
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_rows
+from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_rows, sort_parts
 from preshard.schemas.codec import encode_table
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import hash_ids
@@ -79,17 +79,15 @@ SAME_ID = f"""
 """
 
 DOCUMENTS = f"""
-    WITH documents AS (
-        SELECT coalesce(new_hash, own_hash, {HASH}) AS id_hash, coalesce(new_id, doc_id) AS doc_id,
-            source_number, file, line, "offset", size, piece, {", ".join(SIZES)}, truncated, loss_weight,
-            original AS duplicate_of
-        FROM measured JOIN sources USING (source) LEFT JOIN settled USING (file, line)
-            LEFT JOIN copies USING (file, line)
-        WHERE code IS NULL AND equal IS NULL AND is_dropped IS NOT TRUE
-    )
-    SELECT * FROM documents ORDER BY id_hash, doc_id, piece, file, line
+    SELECT coalesce(new_hash, own_hash, {HASH}) AS id_hash, coalesce(new_id, doc_id) AS doc_id,
+        source_number, file, line, "offset", size, piece, {", ".join(SIZES)}, truncated, loss_weight,
+        original AS duplicate_of
+    FROM measured JOIN sources USING (source) LEFT JOIN settled USING (file, line)
+        LEFT JOIN copies USING (file, line)
+    WHERE code IS NULL AND equal IS NULL AND is_dropped IS NOT TRUE
 """
-"""Documents in canonical order, so that what is made of them does not depend on the order of the source."""
+CANONICAL = ("id_hash", "doc_id", "piece", "file", "line")
+"""The order of documents, so that what is made of them does not depend on the order of the source."""
 
 _SAID = """
     WHEN 'duplicate_text' THEN 'has the text of' WHEN 'near_duplicate' THEN 'has nearly the text of'
@@ -173,24 +171,26 @@ def plan_partition(
         tables.register("settled", settled)
         has_copies = scan.read_copies()
         rejects = scan.rejects() if measured.has_rejects or len(settled) or has_copies else REJECTS.empty_table()
-        documents = scan.documents()
-    give_back_memory()  # sorting takes columns in Arrow, planning takes arrays
+        parts = scan.documents()
+    give_back_memory()  # the query's, before documents are sorted
+    documents = sort_parts(parts, CANONICAL)
+    give_back_memory()
     columns = {name: documents[name].to_numpy() for name in ("id_hash", "source_number", "piece", *SIZES)}
     if not documents["loss_weight"].null_count:
         columns["loss_weight"] = documents["loss_weight"].to_numpy()
     taken, totals = take_mixture(columns, config, measured.sources)
     n_rows = int((columns["piece"] == 0).sum()) + len(rejects)
-    columns = {name: columns[name][taken.document] for name in ("id_hash", "source_number", *SIZES)}
+    n_documents = _count_ids(columns["id_hash"][taken.document], taken)
+    columns = {name: columns[name][taken.document] for name in ("source_number", *SIZES)}
     columns |= {"pass_number": taken.pass_number, "epoch": taken.epoch}
     documents = documents.select(REFERENCE)
     give_back_memory()
     plan = plan_documents(columns, config, part.number)
-    rows, groups = _plan_rows(documents, taken, plan), whole_groups(_epochs(taken, plan), config.order.window)
-    del documents
     give_back_memory()
+    groups = whole_groups(_epochs(taken, plan), config.order.window)
     facts = SegmentFacts(
         n_rows=n_rows,
-        n_documents=_count_ids(columns["id_hash"], taken),
+        n_documents=n_documents,
         n_rejected=len(rejects),
         n_duplicates=pc.sum(pc.is_in(rejects["code"], pa.array(DUPLICATES))).as_py() or 0,
         n_numbered=n_numbered,
@@ -200,16 +200,17 @@ def plan_partition(
         totals=tuple(totals),
         tokens=int(plan.length.sum()),
         aligned=int(plan.aligned_length.sum()),
-        images=pc.sum(rows["images"]).as_py() or 0,
-        patches=pc.sum(rows["patches"]).as_py() or 0,
-        truncated=_truncated(rows, measured.sources),
+        images=int(columns["images"].sum()),
+        patches=int(columns["patches"].sum()),
+        truncated=_truncated(documents, taken, measured.sources),
         limit=None if part.number else fill_limit(columns, config, plan.n_packs),
     )
+    del columns
     name, to = segment_name(part.number), folder / PLAN_FOLDER
     to.write(f"{name}-rejects.parquet", encode_table(rejects))
-    write_segment(to, name, rows, plan.cost, facts)
+    write_segment(to, name, _plan_rows(documents, taken, plan), plan.cost, facts)
     counts = TaskCounts(amounts={"documents": plan.n_documents, "packs": plan.n_packs})
-    del columns, taken, rows, plan
+    del documents, taken, plan
     give_back_memory()  # the next partition may be planned in the same process
     return counts
 
@@ -280,34 +281,39 @@ class _Scan:
         self._read("file", "line", "piece", "doc_id", "source", "stage", "code", "message")
         return self._tables.sql(REJECTED).to_arrow_table().cast(REJECTS)
 
-    def documents(self) -> pa.Table:
-        """The documents, in integers that are as narrow as their values allow."""
+    def documents(self) -> list[pa.Table]:
+        """The documents in parts and any order, in integers that are as narrow as their values allow."""
         self._read(
             HASH, "own_hash", "doc_id", "source", "file", "line", "offset", "size", "piece", *SIZES, "truncated",
             "loss_weight", "code",
         )  # fmt: skip
         found = self._tables.sql(DOCUMENTS).to_arrow_reader(BATCH_ROWS)
         parts = [pa.table([_narrow(column) for column in batch.columns], found.schema.names) for batch in found]
-        return pa.concat_tables(parts or [found.schema.empty_table()], promote_options="permissive")
+        return parts or [found.schema.empty_table()]
 
 
 def _narrow(column: pa.Array) -> pa.Array:
-    """The same values in the smallest integers that hold them."""
-    if column.type != pa.int64() or column.null_count:
-        return column
-    least, most = pc.min_max(column).as_py().values()
-    widths = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
-    return column.cast(next(w for w in widths if -(1 << w.bit_width - 1) <= least and most < 1 << w.bit_width - 1))
+    """A copy in the smallest integers that hold the values: a view of one column would keep all of DuckDB's batch."""
+    if column.null_count == len(column):
+        return pa.nulls(len(column))
+    if column.type == pa.int64():
+        least, most = pc.min_max(column).as_py().values()
+        for width in (pa.int8(), pa.int16(), pa.int32()):
+            if -(1 << width.bit_width - 1) <= least and most < 1 << width.bit_width - 1:
+                return column.cast(width)
+    return pa.concat_arrays([column, column[:0]])
 
 
-def _plan_rows(documents: pa.Table, taken: Taken, plan: Plan) -> pa.Table:
-    """The rows of the plan: of each pack its documents, one after the other, and where each lies."""
-    rows = documents.select(REFERENCE).take(pa.array(taken.document[plan.document]))
-    placed = {name: getattr(plan, name) for name in PLACES}
-    placed |= {name: getattr(taken, name)[plan.document] for name in ("copy_number", "epoch")}
-    for name, column in (placed | {"pack": plan.pack_id}).items():
-        rows = rows.append_column(name, pa.array(column))
-    return rows
+def _plan_rows(documents: pa.Table, taken: Taken, plan: Plan) -> Iterator[pa.Table]:
+    """The rows of the plan in parts: of each pack its documents, one after the other, and where each lies."""
+    pack_id = plan.pack_id
+    for first in range(0, plan.n_documents, BATCH_ROWS):
+        part = slice(first, first + BATCH_ROWS)
+        own = plan.document[part]
+        placed = {name: getattr(plan, name)[part] for name in PLACES}
+        placed |= {name: getattr(taken, name)[own] for name in ("copy_number", "epoch")}
+        rows = documents.take(pa.array(taken.document[own]))
+        yield pa.table(dict(zip(rows.column_names, rows.columns, strict=True)) | placed | {"pack": pack_id[part]})
 
 
 def _epochs(taken: Taken, plan: Plan) -> np.ndarray:
@@ -321,7 +327,7 @@ def _count_ids(hashes: np.ndarray, taken: Taken) -> int:
     return int((once[1:] != once[:-1]).sum()) + bool(len(once))
 
 
-def _truncated(rows: pa.Table, sources: Sequence[str]) -> dict[str, int]:
-    numbers, lost = (rows[name].to_numpy() for name in ("source_number", "truncated"))
+def _truncated(documents: pa.Table, taken: Taken, sources: Sequence[str]) -> dict[str, int]:
+    numbers, lost = (documents[name].to_numpy()[taken.document] for name in ("source_number", "truncated"))
     sums = np.bincount(numbers, weights=lost, minlength=len(sources)).astype(np.int64)
     return {name: number for name, number in zip(sources, sums.tolist(), strict=True) if number}

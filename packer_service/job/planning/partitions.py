@@ -58,6 +58,7 @@ from preshard.packer_service.report.records import Thinned
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import BATCH_ROWS
 from preshard.schemas.codec import encode_json
 from preshard.schemas.config import PackConfig
 
@@ -257,7 +258,7 @@ def plan_left(parts: Sequence[SegmentPacks], config: PackConfig, work: str) -> T
         costs, pack = costs[order], position[pack]
         by_pack = np.argsort(pack, kind="stable")
         rows = rows.set_column(0, "pack", pa.array(pack)).take(pa.array(by_pack))
-    write_segment(folder, LEFT, rows, costs)
+    write_segment(folder, LEFT, (rows.slice(at, BATCH_ROWS) for at in range(0, len(rows), BATCH_ROWS)), costs)
     return TaskCounts(amounts={"packs": n_packs})
 
 

@@ -22,7 +22,7 @@ from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory, scratch_folder
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.connect import connect
-from preshard.packer_service.tables.rows import BATCH_ROWS, read_facts, write_rows
+from preshard.packer_service.tables.rows import BATCH_ROWS, read_facts, sort_parts, write_rows
 from preshard.schemas.dataset.document_ids import hash_ids, id_stems
 
 RUNS = "runs"
@@ -143,20 +143,17 @@ def write_run(runs: Folder, name: str, tables: Iterable[pa.Table], counts: _RunC
     """Writes a run of rows with columns of :data:`LOCATED`; those that a table lacks are null."""
     counts = _RunCounts() if counts is None else counts
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for table in tables:
-            counts.add_rows(table)
-            whole = {
-                name: table[name] if name in table.column_names else pa.nulls(len(table)) for name in LOCATED.names
-            }
-            yield from pa.table(whole).cast(LOCATED).to_batches()
+    parts = [LOCATED.empty_table()]
+    for table in tables:
+        counts.add_rows(table)
+        parts.append(table)
+    rows = sort_parts(parts, (HASH, "file", "line", "piece"))
 
-    located = pa.RecordBatchReader.from_batches(LOCATED, batches())
-    with sorting({"located": located}) as sorted_tables:
-        ordered = sorted_tables.sql(f"SELECT * FROM located ORDER BY {HASH}, file, line, piece").to_arrow_reader(
-            BATCH_ROWS
-        )
-        write_rows(runs, name, ordered, LOCATED, by=HASH, facts=lambda: counts.facts().model_dump_json())
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in range(0, len(rows), BATCH_ROWS):
+            yield from rows.slice(first, BATCH_ROWS).select(LOCATED.names).cast(LOCATED).to_batches()
+
+    write_rows(runs, name, batches(), LOCATED, by=HASH, facts=lambda: counts.facts().model_dump_json())
     return counts.facts()
 
 

@@ -195,6 +195,7 @@ def plan_lengths(
         sizes = SizeRuns(Folder(temporary), config)
         for table in read_lengths(file, min(READ_ROWS, partition_rows)):
             sizes.add(table)
+            del table  # the last one would stay beside every partition
             progress.step("sorted lengths", sizes.n_rows, total)
         planned = sizes.plan(progress, partition_rows, unique=False)
         if export is not None:
