@@ -54,7 +54,7 @@ class StoredMeasures:
     def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
         """Columns of the rows of one group and consecutive packs, pack by pack, in parts."""
         for part in self.order.parts(group, packs):
-            rows = self.file.read_row_group(part.row_group, columns=list(columns))
+            rows = self.file.read_row_group(part.row_group, columns=list(columns), use_threads=False)
             rows.validate(full=True)
             first, stop = max(packs.start, part.packs.start), min(packs.stop, part.packs.stop)
             yield rows.slice(first - part.packs.start, stop - first)
@@ -183,7 +183,7 @@ def _balance(measures: Measures, group: MeasureGroup, packs: range | None) -> di
     figures, asked = figures_of(group), ["count(*)"]
     for figure in figures:
         asked += _aggregates(question, figure)
-    columns = {column for figure in figures for column in figure.columns()} - {"degree"}
+    columns = {column for figure in figures for column in (*figure.columns(), figure.ranks)} - {"degree", ""}
     [answer] = question.ask(f"SELECT {', '.join(asked)} FROM {_with_degree(group)}", columns)
     count, *values = answer
     found, before = {"packs": count}, 0
@@ -302,11 +302,11 @@ def shard_means(question: GroupQuestion, figure: Figure, packs_per_shard: int) -
     """The mean over the packs of each shard that have a value, by the shard's number; only shards that have one."""
     value = question.value(figure)
     found = question.ask(
-        f"SELECT pack_id // {packs_per_shard} AS shard, sum({value}::{EXACT}), count({value}) "
+        f"SELECT pack_id // {packs_per_shard} AS shard, sum({value}::{EXACT})::DOUBLE / count({value}) "
         f"FROM {_with_degree(question.group)} GROUP BY shard HAVING count({value}) > 0",
         figure.columns() - {"degree"},
     )
-    return {shard: float(total / count) for shard, total, count in found}
+    return dict(found)
 
 
 def shard_spreads(

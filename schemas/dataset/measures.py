@@ -148,10 +148,28 @@ class MeasureOrder:
         ]
 
     def by_table(self, rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Sorts rows that come pack by pack, in parts of any size, into the table's order: one table per row group."""
-        for packs, block in self._cut(rows):
-            for number in range(len(self.groups)):
-                yield block.take(pa.array(np.arange(number, len(packs) * len(self.groups), len(self.groups))))
+        """Sorts rows that come pack by pack, in parts of any size, into the table's order: one table per row group.
+
+        What waits for its block has no columns of nulls, which would take as much memory as numbers.
+        """
+        n, have, blocks = len(self.groups), 0, self.blocks()
+        waiting: list[list[pa.Table]] = [[] for _ in self.groups]
+        block = next(blocks, range(0))
+        for part in rows:
+            at = 0
+            while at < len(part):
+                assert block, "no more rows than the packs have"
+                head = part.slice(at, len(block) * n - have)
+                for number, parts in enumerate(waiting):
+                    own = head.take(pa.array(np.arange((number - have) % n, len(head), n)))
+                    parts += [own.select(_known(own)) if parts else own]
+                at, have = at + len(head), have + len(head)
+                if have == len(block) * n:
+                    for number, parts in enumerate(waiting):
+                        yield pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+                        waiting[number] = []
+                    have, block = 0, next(blocks, range(0))
+        assert not have, "no fewer rows than the packs have"
 
     def by_pack(self, rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
         """Sorts rows of the table, in parts of any size, pack by pack again: one table per block.
@@ -179,3 +197,12 @@ class MeasureOrder:
                 block = next(blocks, None)
         if have:
             yield block or range(0), pa.concat_tables(waiting).unify_dictionaries()
+
+
+def _known(rows: pa.Table) -> list[str]:
+    """The columns that hold anything, or a dictionary, which is written whole."""
+    return [
+        name
+        for name in rows.column_names
+        if rows[name].null_count < len(rows) or pa.types.is_dictionary(rows[name].type)
+    ]

@@ -6,13 +6,16 @@ import tarfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+from preshard.packer_service.http.routers.documents import _rows_of_id, mark_ids
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import measure_layout
@@ -412,6 +415,22 @@ def test_every_document_is_found_where_it_lies_or_why_it_does_not(
         assert [row["code"] for row in answer["rejects"]] == [code]
         assert code in answer["summary"]
         assert bool(answer["pieces"]) == (code == "duplicate_row")
+
+
+@pytest.mark.parametrize("most", [0, 10_000])
+def test_documents_of_one_mark_are_told_apart(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when an id is taken for another of its length and end, or a row of a later part is taken for another."""
+    monkeypatch.setattr("preshard.packer_service.http.routers.documents.MOST_MARKED", most)
+    ids = [*(f"{number}-0123456789abcdef" for number in range(5)), "short", "", "short", "longer"]
+    rows = pa.table({"doc_id": ids})
+    assert len({*mark_ids(rows["doc_id"])}) == 4, "five of them share a mark"
+    dataset = SimpleNamespace(
+        kept=lambda key, make, size: make(),
+        of_parts=lambda table, names, work: [work(rows.slice(0, 3)), work(rows.slice(3))],
+        rows=lambda table, places, names: rows.take(places).to_pylist(),
+    )
+    for doc_id in (*ids, "9-0123456789abcdef", "none"):
+        assert _rows_of_id(dataset, doc_id).tolist() == [at for at, each in enumerate(ids) if each == doc_id]  # type: ignore[arg-type]
 
 
 def test_documents_and_rejects_are_found_by_their_columns(client: TestClient, path: Path) -> None:

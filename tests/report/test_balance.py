@@ -202,7 +202,8 @@ def test_every_figure_reads_columns_that_are_stored() -> None:
     for figure in FIGURES:
         group = GROUP if figure.of == "layout" else IMAGES
         assert figure.columns() <= {*group.columns}, figure.key
-        assert figure.columns(), figure.key
+        assert figure.columns() or figure.ranks, figure.key
+        assert not figure.columns() & {*group.loads}, "a list is read where its sum would do"
 
 
 def test_every_figure_is_shown_by_what_its_entry_says() -> None:

@@ -187,10 +187,10 @@ class Dataset:
             groups = np.searchsorted(edges, places, side="right") - 1
             for group in np.unique(groups).tolist():
                 own = np.flatnonzero(groups == group)
-                part = file.read_row_group(group, columns=names)
-                self._check(table, part)
-                found = part.select(names).take(pa.array(places[own] - edges[group])).to_pylist()
-                for at, row in zip(own.tolist(), found, strict=True):
+                part = file.read_row_group(group, columns=names, use_threads=False)
+                found = part.select(names).take(pa.array(places[own] - edges[group]))
+                self._check(table, found)
+                for at, row in zip(own.tolist(), found.to_pylist(), strict=True):
                     rows[at] = row
         return rows
 
@@ -201,7 +201,7 @@ class Dataset:
             return
         with self.parquet(table) as file:
             for number in range(file.num_row_groups):
-                part = file.read_row_group(number, columns=list(names))
+                part = file.read_row_group(number, columns=list(names), use_threads=False)
                 self._check(table, part)
                 yield part
 
@@ -214,7 +214,7 @@ class Dataset:
 
         def of_group(number: int) -> T:
             with self.parquet(table) as file:  # of its own: no file may be read by two threads at once
-                part = file.read_row_group(number, columns=list(names))
+                part = file.read_row_group(number, columns=list(names), use_threads=False)
                 self._check(table, part)
             return work(part)
 

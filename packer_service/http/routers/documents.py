@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import APIRouter, Path, Query
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt32
 
 from preshard.packer_service.http.answers.choice import choose
 from preshard.packer_service.http.dataset.cache import size_of
@@ -37,6 +37,9 @@ ROW, REJECT = tuple(DocumentRow.model_fields), tuple(RejectRow.model_fields)
 
 MENTIONED = 3
 """Pieces and rejects that a summary names; the answer lists all."""
+
+MARKED_BYTES, MOST_MARKED = 16, 10_000
+"""Last bytes of an id that its mark depends on, and most documents of one mark whose ids are read by themselves."""
 
 Text = Annotated[str | None, Query(max_length=1024)]
 
@@ -82,6 +85,34 @@ def _rows_where(
     return np.concatenate(found)
 
 
+def _rows_of_id(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
+    """The rows of documents that have an id. Marks of all ids are kept, so that only the first question reads them."""
+
+    def made() -> UInt32[np.ndarray, "documents"]:
+        parts = dataset.of_parts(DOCUMENTS, ["doc_id"], lambda part: mark_ids(part["doc_id"]))
+        return np.concatenate([np.zeros(0, np.uint32), *parts])
+
+    marks = dataset.kept(("marks",), made, size_of)
+    found = np.flatnonzero(marks == mark_ids(pa.chunked_array([[doc_id]]))[0])
+    if len(found) > MOST_MARKED:
+        return _rows_where(dataset, [("doc_id", pc.equal, doc_id)])
+    is_it = [row["doc_id"] == doc_id for row in dataset.rows(DOCUMENTS, found, ["doc_id"])]
+    return found[np.array(is_it, bool)]
+
+
+def mark_ids(ids: pa.ChunkedArray) -> UInt32[np.ndarray, "ids"]:
+    """A number for each id, by its length and its last bytes; most others have another one (FNV-1a)."""
+    joined = pa.concat_arrays(ids.cast(pa.binary()).chunks or [pa.array([], pa.binary())])
+    _, ends, data = joined.buffers()
+    edges = np.frombuffer(ends, np.int32, len(joined) + 1, 4 * joined.offset)
+    letters = np.frombuffer(data or b"\0", np.uint8)
+    marks = np.diff(edges).astype(np.uint32)
+    for back in range(1, MARKED_BYTES + 1):
+        at = edges[1:] - back
+        marks = (marks ^ np.where(at >= edges[:-1], letters[np.maximum(at, 0)], 0)) * np.uint32(16_777_619)
+    return marks
+
+
 def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, "rows"]:
     """The rows for which all conditions hold."""
     holds = np.ones(n_rows, bool)
@@ -99,7 +130,7 @@ def document(
 ) -> Whereabouts:
     """Its packs, positions and owners, or why it is in no pack."""
     chosen = choose(dataset.config, layout, ring, None)
-    placed = _rows_where(dataset, [("doc_id", pc.equal, doc_id)])
+    placed = _rows_of_id(dataset, doc_id)
     lost = _where([pc.equal(dataset.column(REJECTS, "doc_id"), doc_id)], dataset.n_rows(REJECTS))
     if not len(placed) and not len(lost):
         raise not_found("document", f"No document {doc_id!r:.200} was packed or rejected; only whole ids match.")

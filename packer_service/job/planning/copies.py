@@ -16,7 +16,7 @@ from duckdb import DuckDBPyConnection
 
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.job.planning.identify import PERMUTATIONS
-from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, sorting
+from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, querying
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
@@ -118,7 +118,7 @@ def find_copies(runs: Sequence[str], files: Sequence[SourceFile], config: PackCo
         work: the work folder.
     """
     folder, asked = Folder(work), config.duplicates
-    with sorting() as tables:
+    with querying() as tables:
         order = sorted(range(len(files)), key=lambda n: (files[n].kind != DATASET, files[n].label, n))
         ranks = np.empty(len(files), np.int64)
         ranks[order] = np.arange(len(files))

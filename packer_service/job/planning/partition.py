@@ -26,7 +26,7 @@ from preshard.packer_service.job.plan import (
 )
 from preshard.packer_service.job.planning.copies import COPIES_FILE, FOUND
 from preshard.packer_service.job.planning.duplicates import Row, settle
-from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, sorting
+from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, querying
 from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.mixture import Taken, take_mixture
 from preshard.packer_service.plan.order import whole_groups
@@ -165,7 +165,7 @@ def plan_partition(
         unique: whether rows of one id get numbers, and equal ones are rejected.
     """
     folder = Folder(work)
-    with sorting() as tables:
+    with querying() as tables:
         scan = _Scan(tables, folder, measured, part)
         settled, n_numbered = scan.settle() if unique else (SETTLED.empty_table(), 0)
         tables.register("settled", settled)

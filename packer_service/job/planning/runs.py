@@ -29,8 +29,8 @@ RUNS = "runs"
 RUN_ROWS = 1_000_000
 """Rows of a run, but for a single fragment that holds more."""
 
-SORT_MIB = 400
-"""Memory in which the rows of a run, and those of a partition, are sorted without a disk."""
+QUERY_MIB = 400
+"""Memory in which the rows of a partition are joined and counted without a disk."""
 
 MOST_COUNTED = 10_000
 """Names of unused columns that are counted at a time: rows of JSON can each have keys of their own."""
@@ -125,15 +125,15 @@ def merge_fragments(parts: Sequence[RunPart], work: str) -> TaskCounts:
 
 
 @contextmanager
-def sorting(tables: Mapping[str, Any] | None = None) -> Iterator[DuckDBPyConnection]:
-    """A connection of a task that sorts rows, which has one CPU and little memory; the rest waits on a disk.
+def querying(tables: Mapping[str, Any] | None = None) -> Iterator[DuckDBPyConnection]:
+    """A connection of a task, which has one CPU and little memory; the rest waits on a disk.
 
     In joins the right side is what is looked up and kept in memory, as queries say it: of a stream DuckDB does not know
     how long it is, and takes the longer one.
     """
     with (
         scratch_folder("preshard-tables-") as scratch,
-        connect(tables, scratch=scratch, memory_mib=SORT_MIB, threads=1) as connection,
+        connect(tables, scratch=scratch, memory_mib=QUERY_MIB, threads=1) as connection,
     ):
         connection.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
         yield connection

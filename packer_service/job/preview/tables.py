@@ -16,7 +16,7 @@ from preshard.packer_service.ingest.packed.settings import dataset_notes, packed
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
-from preshard.packer_service.job.planning.runs import sorting
+from preshard.packer_service.job.planning.runs import querying
 from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.job.preview.lengths import READ_ROWS, SizeRuns, sized_report
 from preshard.packer_service.plan.order import check_dp_sizes
@@ -119,7 +119,7 @@ def _joined(parts: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
     if first is None:
         return
     batches = (batch for part in chain([first], parts) for batch in part.to_batches())
-    with sorting({"rows": pa.RecordBatchReader.from_batches(first.schema, batches)}) as tables:
+    with querying({"rows": pa.RecordBatchReader.from_batches(first.schema, batches)}) as tables:
         for batch in tables.sql(JOINED).to_arrow_reader(rows):
             yield pa.Table.from_batches([batch])
 
