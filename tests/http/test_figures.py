@@ -425,9 +425,9 @@ def test_documents_of_one_mark_are_told_apart(most: int, monkeypatch: pytest.Mon
     rows = pa.table({"doc_id": ids})
     assert len({*mark_ids(rows["doc_id"])}) == 4, "five of them share a mark"
     dataset = SimpleNamespace(
-        kept=lambda key, make, size: make(),
-        of_parts=lambda table, names, work: [work(rows.slice(0, 3)), work(rows.slice(3))],
-        rows=lambda table, places, names: rows.take(places).to_pylist(),
+        kept=lambda _key, make, _size: make(),
+        of_parts=lambda _table, _names, work: [work(rows.slice(0, 3)), work(rows.slice(3))],
+        rows=lambda _table, places, _names: rows.take(places).to_pylist(),
     )
     for doc_id in (*ids, "9-0123456789abcdef", "none"):
         assert _rows_of_id(dataset, doc_id).tolist() == [at for at, each in enumerate(ids) if each == doc_id]  # type: ignore[arg-type]
