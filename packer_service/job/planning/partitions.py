@@ -128,7 +128,10 @@ class PartitionPlanner:
             numbered = files.setdefault(file, len(files))
             parts.append(RunPart(found, numbered, file.label, file.kind == DATASET, lines[file]))
             lines[file] += found.n_lines
-        runs, done = cut_runs([part.kept.n_rows for part in parts], min(RUN_ROWS, self.partition_rows)), self._runs()
+        most = min(RUN_ROWS, self.partition_rows)
+        if self.config.duplicates.near is not None:
+            most = max(most // 4, 1)  # signatures take three times the memory of all else
+        runs, done = cut_runs([part.kept.n_rows for part in parts], most), self._runs()
         items = [parts[run.start : run.stop] for run in runs if run_name(run.start, run.stop) not in done]
         self._run("merged", partial(merge_fragments, work=self.work.location), items, few=len(items) <= 1)
 
