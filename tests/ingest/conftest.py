@@ -11,6 +11,8 @@ import av
 import numpy as np
 import pytest
 
+from preshard.packer_service.ingest.media.reach import MediaFile
+
 MakeVideo = Callable[..., Path]
 
 
@@ -18,6 +20,20 @@ MakeVideo = Callable[..., Path]
 def make_video(tmp_path: Path, write_video: MakeVideo) -> MakeVideo:
     """``write_video`` into the test's own folder."""
     return partial(write_video, tmp_path)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the bytes of each read of an image or video."""
+    found, read = list[int](), MediaFile.read
+
+    def counted(file: MediaFile, size: int = -1) -> bytes:
+        data = read(file, size)
+        found.append(len(data))
+        return data
+
+    monkeypatch.setattr(MediaFile, "read", counted)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preshard.packer_service.ingest.source.containers import json_lines
+from preshard.packer_service.ingest.source.containers.json_lines import Line, read_lines
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment, read_row
 from preshard.packer_service.ingest.source.listing import list_sources
@@ -115,3 +119,29 @@ def test_rows_of_a_file_are_read_without_opening_it_again(tmp_path: Path) -> Non
     path.write_text('{"text": 3}\n{"text": 4}\n')
     later = replace(fragment.file, mtime_ns=fragment.file.mtime_ns + 1)
     assert read_row(later, second) == {"text": 4}
+
+
+@pytest.mark.parametrize("step", [1, 3, 10, 1000])
+def test_a_line_that_is_too_long_is_known_by_its_size_alone(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Fails when a long line is cut into rows, or hides the lines around it, whichever fragment it begins in."""
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
+    data = b"first\n" + b"x" * 999 + b"\n" + b"y" * 1000 + b"\n" + b"last"
+    file = io.BytesIO(data)
+    found = [line for start in range(0, len(data), step) for line in read_lines(file, start, start + step)]
+    assert found == [
+        Line(0, 6, b"first\n"),
+        Line(6, 1000, b"x" * 999 + b"\n"),
+        Line(1006, 1001, None),
+        Line(2007, 4, b"last"),
+    ]
+
+
+def test_a_file_without_line_breaks_is_not_held() -> None:
+    """Fails when a file that is not text is read into memory as one line."""
+    file = io.BytesIO(bytes(json_lines.MAX_LINE_BYTES * 3))
+    tracemalloc.start()
+    [line] = read_lines(file, 0, 2**20)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert line == Line(0, json_lines.MAX_LINE_BYTES * 3, None)
+    assert peak < 1.3 * json_lines.MAX_LINE_BYTES
