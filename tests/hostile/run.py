@@ -107,7 +107,7 @@ def outcomes(dataset: Path, n_rows: int, whole: Collection[str] = ()) -> list[st
     ):
         print(f"  {source:<6} {stage:<8} {code:<14} {count}")
     reasons = collections.Counter(re.sub(r"[\d.]+", "#", row["message"].split(": ", 1)[-1]) for row in rejects)
-    for reason, count in reasons.most_common():
+    for reason, count in reasons.most_common(25):
         print(f"  {count:>5}  {reason[:130]}")
     lost = n_rows - len(packed) - len(rejects)
     codes = {row["code"] for row in rejects} - set(REJECT_CODES)
