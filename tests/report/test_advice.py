@@ -25,7 +25,7 @@ from preshard.packer_service.report.advice.estimate.loads import (
 )
 from preshard.packer_service.report.advice.estimate.memory import MemoryEstimate
 from preshard.packer_service.report.advice.estimate.seconds import Estimate, PackSeconds
-from preshard.packer_service.report.advice.estimate.split import MOST, SplitChoice
+from preshard.packer_service.report.advice.estimate.split import MOST, Saving, SplitChoice
 from preshard.packer_service.report.advice.figures import SplitAdvice
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question
@@ -88,10 +88,10 @@ def split(ulysses: int = 1, ring: int = 1, layout: str = "zigzag", kind: Any = "
 
 
 def seconds(
-    of: SplitChoice, question: AdviceQuestion, packs: PackLoads | None = None, recompute: str = "none"
+    of: SplitChoice, question: AdviceQuestion, packs: PackLoads | None = None, recompute: Any = "none"
 ) -> PackSeconds:
     estimate = Estimate(sizes=SIZES, question=question, loads=packs or loads(), seq_len=SEQ_LEN)
-    return estimate.of_packs(of, recompute)
+    return estimate.of_packs(of, Saving(recompute=recompute))
 
 
 TILE_SECONDS = 4 * 128 * 128 * 4 * 16 * 2 / 1e12
@@ -108,7 +108,7 @@ def test_a_whole_pack_costs_its_products_and_its_tiles() -> None:
 
 
 @pytest.mark.parametrize(("recompute", "forwards"), [("none", 3), ("selective", 4), ("full", 4)])
-def test_what_is_computed_again_costs_time(recompute: str, forwards: int) -> None:
+def test_what_is_computed_again_costs_time(recompute: Any, forwards: int) -> None:
     """Fails when selective recomputation pays for attention again, or full does not."""
     found = seconds(split(), asked(), recompute=recompute)
     layer = 64 * (2 * 16 * (4 + 2) + 3 * 128)
@@ -126,7 +126,7 @@ def test_a_gather_waits_for_its_slowest_rank_and_a_ring_at_every_step() -> None:
 
 
 @pytest.mark.parametrize(("recompute", "sends"), [("none", 2), ("selective", 2), ("full", 3)])
-def test_gathered_keys_are_not_hidden_and_gradients_travel_in_float32(recompute: str, sends: int) -> None:
+def test_gathered_keys_are_not_hidden_and_gradients_travel_in_float32(recompute: Any, sends: int) -> None:
     """Fails when keys are sent once, as in a forward pass alone, again for attention that is kept, or gradients in the
     width of keys.
     """
@@ -213,7 +213,7 @@ def test_a_step_waits_for_its_most_expensive_pack() -> None:
 
 def test_what_does_not_fit_comes_last_and_says_so() -> None:
     """Fails when a split that no device can hold is recommended for its speed."""
-    found = advise(asked(memory_gb=0.008, logits_gb=0.0), loads(8, keys=0))
+    found = advise(asked(memory_gb=0.007, logits_gb=0.0, offload="none"), loads(8, keys=0))
     fits = [each.fits for each in found]
     assert fits == sorted(fits, reverse=True)
     assert set(fits) == {True, False}
@@ -231,12 +231,43 @@ def test_as_little_is_computed_again_as_fits() -> None:
     assert ways[-1] == "full"
 
 
+def test_what_saves_memory_is_proposed_with_its_cost() -> None:
+    """Fails when a split that would fit with fewer keys at a time, with tiles or with state on the host is said not to
+    fit, when more is saved than needed, or when the sentence does not say what it costs.
+    """
+    of, question = split(ring=2, kind="gather"), asked(recompute="auto", logits_gb=0.0, memory_share=1.0)
+    memory = MemoryEstimate(sizes=SIZES, question=question, loads=loads(8), seq_len=SEQ_LEN, gpus=2)
+    ways = list(of.savings(("none", "selective", "full"), SIZES.kv_heads, offload=True))
+    held = [memory.of_rank(of, way).total for way in ways]
+    assert {way.head_stride for way in ways} == {0, 1}
+    assert {way.offload for way in ways} == {"none", "host", "all"}
+    for limit in set(held):
+        wanted = question.model_copy(update={"memory_gb": limit})
+        [found] = [each for each in advise(wanted, loads(8)) if (each.layout, each.kind) == (of.layout, of.kind)]
+        first = next(way for way, each in zip(ways, held, strict=True) if each <= limit)
+        assert found.fits
+        assert (found.recompute, found.head_stride, found.offload) == (
+            first.recompute,
+            first.head_stride,
+            first.offload,
+        )
+        assert found.options == of.options(first)
+    least = next(each for each in advise(question.model_copy(update={"memory_gb": min(held)}), loads(8)) if each.fits)
+    assert "--offload all" in least.options
+    assert "--offload all takes 0 GB of the host's memory a rank and" in least.reason
+    away, estimate = ways[-1], Estimate(sizes=SIZES, question=question, loads=loads(8), seq_len=SEQ_LEN)
+    moved, adamw = estimate.offload(of, away, 2)
+    assert adamw == pytest.approx(7 * 4 * SIZES.parameters / 2 / 50e9)
+    assert moved == pytest.approx((2 * 4 * SIZES.parameters / 2 + 2 * 2 * 64 * SEQ_LEN / 2) / 50e9)
+    assert estimate.turns(of, Saving(recompute="full", head_stride=1)) == 2
+
+
 def test_memory_falls_with_ranks_and_with_recomputation() -> None:
     """Fails when activations do not shrink with the slice, or state with the number of devices."""
 
-    def memory(gpus: int, recompute: str, **degrees: int) -> Any:
+    def memory(gpus: int, recompute: Any, **degrees: int) -> Any:
         estimate = MemoryEstimate(sizes=SIZES, question=asked(gpus=gpus), loads=loads(), seq_len=SEQ_LEN, gpus=gpus)
-        return estimate.of_rank(split(**degrees), recompute)
+        return estimate.of_rank(split(**degrees), Saving(recompute=recompute))
 
     assert memory(4, "none").state == pytest.approx(memory(2, "none").state / 2)
     assert memory(2, "none", ulysses=2).activations == pytest.approx(memory(2, "none").activations / 2)

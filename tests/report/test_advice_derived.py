@@ -17,7 +17,7 @@ from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.report.advice.dataset import advise_dataset
 from preshard.packer_service.report.advice.estimate.derived import MOST_MASKS, PackMask, derivable_layouts, with_derived
 from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLoads
-from preshard.packer_service.report.advice.estimate.split import SplitChoice
+from preshard.packer_service.report.advice.estimate.split import Saving, SplitChoice
 from preshard.packer_service.report.advice.question import make_question
 from preshard.schemas.config import PackConfig
 from preshard.schemas.sequence import MaskArrays
@@ -137,12 +137,12 @@ def test_advice_without_shards_leaves_out_what_it_cannot_derive(tiny_dataset: Pa
         ({"ulysses": 2, "ring": 4, "kind": "ring"}, "selective", None),
     ],
 )
-def test_the_trainer_takes_the_options(degrees: dict[str, Any], recompute: str, options: str | None) -> None:
+def test_the_trainer_takes_the_options(degrees: dict[str, Any], recompute: Any, options: str | None) -> None:
     """Fails when the advice names an option that the trainer does not have, or not in that form. Where nothing must be
     computed again, the trainer's own estimate decides.
     """
     split = SplitChoice(**{"ulysses": 1, "ring": 1, "layout": "zigzag", "dp": 1, **degrees})
-    written = split.options(recompute)
+    written = split.options(Saving(recompute=recompute))
     assert written == options or options is None
     words = written.split()
     names = [word.removeprefix("--").replace("-", "_") for word in words[::2]]

@@ -9,7 +9,14 @@ from preshard.packer_service.report.advice.assumptions import PREMISES, assumpti
 from preshard.packer_service.report.advice.estimate.loads import PackLoads
 from preshard.packer_service.report.advice.estimate.memory import MemoryEstimate
 from preshard.packer_service.report.advice.estimate.seconds import Estimate, PackSeconds
-from preshard.packer_service.report.advice.estimate.split import MOST, WHOLE, SplitChoice, possible_splits
+from preshard.packer_service.report.advice.estimate.split import (
+    MOST,
+    TILES,
+    WHOLE,
+    Saving,
+    SplitChoice,
+    possible_splits,
+)
 from preshard.packer_service.report.advice.figures import Advice, RankMemory, SplitAdvice, StepSeconds
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.config import PackConfig
@@ -24,6 +31,7 @@ LOSSES = {
     "vision_waiting": "waiting for the rank with most image work",
     "exchange": "exchanging keys and heads",
     "parameters": "gathering parameters",
+    "offload": "moving to the host and back, and AdamW there",
     "straggler": "waiting for the most expensive pack",
 }
 """What a part of a step that computes nothing is lost to."""
@@ -38,6 +46,7 @@ def reason_of(split: SplitAdvice, memory_gb: float, whole: SplitAdvice | None = 
         whole: a whole pack on each device, where that is among the splits.
     """
     where = _where(split)
+    where += _costs(split)
     if whole is not None and whole.recompute != split.recompute and split.fits:
         where += f", and as packs are shared, {WITH[split.recompute]}"
     if not split.fits:
@@ -51,6 +60,21 @@ WITH = {
     "full": "everything is computed again",
 }
 """What a way of recomputation means, beside another that a whole pack would need."""
+
+
+def _costs(split: SplitAdvice) -> str:
+    """What it takes besides recomputation to fit, and what that costs."""
+    costs = []
+    if split.mlp_tiles > 1:
+        costs.append(f"--mlp-tiles {split.mlp_tiles} computes the MLPs once more")
+    if split.head_stride:
+        costs.append(f"--head-stride {split.head_stride} fetches keys in more messages")
+    if split.offload != "none":
+        costs.append(
+            f"--offload {split.offload} takes {split.memory.host:,.0f} GB of the host's memory a rank and "
+            f"{split.seconds.offload / split.seconds.total:.1%} of a step"
+        )
+    return f" ({'; '.join(costs)})" if costs else ""
 
 
 def _where(split: SplitAdvice) -> str:
@@ -134,9 +158,12 @@ class Advisor:
         return [split for split in splits if split.dp <= min(asked.most_packs or most, most)]
 
     def _estimate(self, split: SplitChoice) -> SplitAdvice:
-        recompute, memory = self._least_recompute(split)
+        saving, memory = self._least_saving(split)
         estimate = Estimate(sizes=self.sizes, question=self.question, loads=self.loads, seq_len=self.config.seq_len)
-        seconds = self._of_steps(estimate.of_packs(split, recompute), estimate.parameters(self.question.gpus), split.dp)
+        packs = estimate.of_packs(split, saving)
+        moved, adamw = estimate.offload(split, saving, self.question.gpus)
+        away = max(moved - float(packs.computing.mean()), 0.0) + adamw
+        seconds = self._of_steps(packs, estimate.parameters(self.question.gpus), away, split.dp)
         tokens = float(self.loads.columns["n_tokens"].mean()) * split.dp
         return SplitAdvice(
             ulysses_degree=split.ulysses,
@@ -144,7 +171,10 @@ class Advisor:
             layout=split.layout,
             kind=split.kind,
             dp_size=split.dp,
-            recompute=recompute,
+            recompute=saving.recompute,
+            mlp_tiles=TILES if saving.tiled else 1,
+            head_stride=saving.head_stride,
+            offload=saving.offload,
             fits=memory.total <= self.usable_gb,
             stored=self._is_stored(split),
             derived=(split.layout, split.ring) in self.loads.derived,
@@ -155,27 +185,30 @@ class Advisor:
             speedup_over_zigzag=None,
             speedup_over_cp1=None,
             reason="",
-            options=split.options(recompute),
+            options=split.options(saving),
         )
 
-    def _least_recompute(self, split: SplitChoice) -> tuple[str, RankMemory]:
-        """What is computed again: as little as fits, or everything where nothing does; and the memory with it."""
+    def _least_saving(self, split: SplitChoice) -> tuple[Saving, RankMemory]:
+        """The cheapest way to save memory with which a split fits, or the one with least memory where none does."""
         asked = self.question
         memory = MemoryEstimate(
             sizes=self.sizes, question=asked, loads=self.loads, seq_len=self.config.seq_len, gpus=asked.gpus
         )
-        *ways, last = RECOMPUTE if asked.recompute == "auto" else (asked.recompute,)
-        for way in ways:
-            if (found := memory.of_rank(split, way)).total <= self.usable_gb:
-                return way, found
-        return last, memory.of_rank(split, last)
+        ways = RECOMPUTE if asked.recompute == "auto" else (asked.recompute,)
+        found = []
+        for saving in split.savings(ways, self.sizes.kv_heads, offload=asked.offload == "auto"):
+            found.append((saving, memory.of_rank(split, saving)))
+            if found[-1][1].total <= self.usable_gb:
+                return found[-1]
+        return min(found, key=lambda each: each[1].total)
 
-    def _of_steps(self, packs: PackSeconds, parameters: float, dp_size: int) -> StepSeconds:
+    def _of_steps(self, packs: PackSeconds, parameters: float, away: float, dp_size: int) -> StepSeconds:
         """Means over steps. All packs of a step wait for the one that takes longest."""
         parts = {field.name: float(getattr(packs, field.name).mean()) for field in fields(packs)}
         of_steps = packs.total[self.loads.steps(dp_size)]
         parts["straggler"] = float((of_steps.max(axis=1) - of_steps.mean(axis=1)).mean())
         parts["parameters"] = max(parameters - float(packs.computing.mean()), 0.0)
+        parts["offload"] = away
         return StepSeconds(**parts, total=sum(parts.values()))
 
     def _is_stored(self, split: SplitChoice) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from preshard.packer_service.report.advice.figures import Advice, SplitAdvice
+from preshard.packer_service.report.advice.figures import Advice, SplitAdvice, StepSeconds
 from preshard.packer_service.report.console import plain
 
 
@@ -59,9 +59,7 @@ def _parts(advice: Advice) -> Table:
     return table
 
 
-_PARTS = (
-    *("linear", "attention", "attention_waiting", "vision", "vision_waiting", "exchange", "parameters", "straggler"),
-)
+_PARTS = tuple(name for name in StepSeconds.model_fields if name != "total")
 
 
 def _share(split: SplitAdvice, name: str) -> str:

@@ -25,6 +25,9 @@ class StepSeconds(Figures):
         description="Keys, values, heads and image features on their way while nothing is computed."
     )
     parameters: float = Field(description="Parameters and gradients on their way beyond what hides behind computing.")
+    offload: float = Field(
+        description="Transfers to the host and back beyond what hides behind computing, and AdamW there."
+    )
     straggler: float = Field(description="What a step's most expensive pack takes beyond its mean pack.")
     total: float
 
@@ -52,6 +55,9 @@ class SplitAdvice(Figures):
     kind: Kind = Field(description="How keys travel: what `--attention` of the trainer takes.")
     dp_size: int = Field(description="Packs of a step, side by side.", examples=[8])
     recompute: Literal["none", "selective", "full"] = Field(description="What the backward pass computes again.")
+    mlp_tiles: int = Field(description="Parts in which MLPs take a rank's tokens, each computed again.")
+    head_stride: int = Field(description="Key heads that `gather` fetches at a time; 0 is all.")
+    offload: Literal["none", "host", "state", "all"] = Field(description="What waits in the host's memory.")
     fits: bool = Field(description="Whether a rank's memory suffices.")
     stored: bool = Field(
         description="Whether the dataset holds layout and image boundaries; else a reader derives them."

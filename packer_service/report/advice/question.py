@@ -82,6 +82,17 @@ class AdviceQuestion(BaseModel):
     recompute: Literal["auto", Recompute] = Field(
         "auto", description="What the backward pass computes again; auto is the least with which a split fits."
     )
+    offload: Literal["auto", "none"] = Field(
+        "auto",
+        description="Whether inputs of blocks, and state, may go to the host where nothing else fits.",
+    )
+    host_gb_per_s: Rate = Field(
+        50.0,
+        description="Bandwidth between a device and its host, one direction, in 10^9 bytes/s; PCIe 5.0 has 63.",
+    )
+    host_memory_gb_per_s: Rate = Field(
+        50.0, description="A device's share of its host's memory bandwidth, for AdamW there, in 10^9 bytes/s."
+    )
     most_packs: int | None = Field(
         None, ge=1, le=2**31, description="Most packs of a step, where the global batch has a limit."
     )

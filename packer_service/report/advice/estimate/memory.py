@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from preshard.packer_service.report.advice.estimate.loads import PackLoads
-from preshard.packer_service.report.advice.estimate.split import SplitChoice
+from preshard.packer_service.report.advice.estimate.split import TILED_LOGITS_MIB, TILES, Saving, SplitChoice
 from preshard.packer_service.report.advice.figures import RankMemory
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.model.dimensions import ModelDimensions
@@ -24,7 +24,7 @@ class MemoryEstimate:
     seq_len: int
     gpus: int
 
-    def of_rank(self, split: SplitChoice, recompute: str) -> RankMemory:
+    def of_rank(self, split: SplitChoice, saving: Saving) -> RankMemory:
         """Memory of the rank that holds most, over the sampled packs, in 10^9 bytes."""
         asked = self.question
         training = TrainingMemory(
@@ -33,14 +33,17 @@ class MemoryEstimate:
             compute_bytes=asked.compute_bytes,
             sum_bytes=asked.sum_bytes,
             state_bytes=asked.state_bytes,
-            logits_bytes=asked.logits_gb * 1e9,
-            recompute=recompute,
+            logits_bytes=min(asked.logits_gb * 1e9, TILED_LOGITS_MIB * 2**20 if saving.tiled else float("inf")),
+            recompute=saving.recompute,
+            offload=saving.inputs_wait,
+            on_host=saving.on_host,
+            mlp_tiles=TILES if saving.tiled else 1,
         )
-        parts = training.of_rank(self._share(split))
+        parts = training.of_rank(self._share(split, saving.head_stride))
         in_gb = {name: value / 1e9 for name, value in asdict(parts).items()}
         return RankMemory(**in_gb, total=parts.total / 1e9)
 
-    def _share(self, split: SplitChoice) -> RankShare:
+    def _share(self, split: SplitChoice, head_stride: int) -> RankShare:
         columns, work = self.loads.columns, self.loads.columns["load"]
         images = self.loads.largest_image_load(split.cp_size) / np.maximum(work, 1)
         return RankShare(
@@ -48,7 +51,7 @@ class MemoryEstimate:
             patches=float((columns["n_patches"] * images).max(initial=0)),
             rows=float((columns["n_pooled_tokens"] * images).max(initial=0)),
             keys=self._keys(split),
-            key_heads=split.heads_on_the_way(self.sizes.kv_heads) / split.ulysses,
+            key_heads=head_stride or split.heads_on_the_way(self.sizes.kv_heads) / split.ulysses,
         )
 
     def _keys(self, split: SplitChoice) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from preshard.packer_service.report.advice.estimate.loads import PackLoads
-from preshard.packer_service.report.advice.estimate.split import SplitChoice
+from preshard.packer_service.report.advice.estimate.split import Saving, SplitChoice
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.model.dimensions import ModelDimensions
 
@@ -85,23 +85,24 @@ class Estimate:
     loads: PackLoads
     seq_len: int
 
-    def of_packs(self, split: SplitChoice, recompute: str) -> PackSeconds:
+    def of_packs(self, split: SplitChoice, saving: Saving) -> PackSeconds:
         """Seconds for each sampled pack.
 
         Args:
             split: the split.
-            recompute: ``none``, ``selective`` (all but attention and its exchange of keys) or ``full``.
+            saving: what is computed again: all but attention and its exchange of keys with ``selective``; and the keys
+                that travel at a time.
         """
-        linear = np.full(self.loads.sampled, self._linear(split, recompute))
-        even, path, exchange = self._attention(split, recompute)
-        vision, busiest = self._vision(split, recompute)
+        linear = np.full(self.loads.sampled, self._linear(split, saving))
+        even, path, exchange = self._attention(split, saving)
+        vision, busiest = self._vision(split, saving)
         return PackSeconds(
             linear=linear,
             attention=even,
             attention_waiting=path - even,
             vision=vision,
             vision_waiting=busiest - vision,
-            exchange=exchange + self._heads(split, recompute) + self._features(split),
+            exchange=exchange + self._heads(split, saving) + self._features(split),
         )
 
     def parameters(self, gpus: int) -> float:
@@ -116,24 +117,43 @@ class Estimate:
         between = sent * (1 - 1 / nodes) / (near * device.network_gb_per_s)
         return max(inside, between) / (1e9 * asked.link_efficiency)
 
-    def _linear(self, split: SplitChoice, recompute: str) -> float:
+    def turns(self, split: SplitChoice, saving: Saving) -> int:
+        """In how many turns a rank gathers its key heads."""
+        own = split.heads_on_the_way(self.sizes.kv_heads) // split.ulysses
+        return -(-own // (saving.head_stride or own))
+
+    def offload(self, split: SplitChoice, saving: Saving, gpus: int) -> tuple[float, float]:
+        """What travels between a device and its host in a step, one way at a time, and AdamW on the host, which nothing
+        hides: it reads four numbers of each parameter and writes three.
+        """
+        asked, sizes, own = self.question, self.sizes, self.sizes.parameters / gpus
+        inputs = saving.inputs_wait * asked.compute_bytes * sizes.layers * sizes.hidden * self.seq_len / split.cp_size
+        there = inputs + saving.on_host * 2 * asked.sum_bytes * own
+        return (
+            there / (1e9 * asked.host_gb_per_s * asked.link_efficiency),
+            saving.on_host * 7 * asked.sum_bytes * own / (1e9 * asked.host_memory_gb_per_s),
+        )
+
+    def _linear(self, split: SplitChoice, saving: Saving) -> float:
         """The logits are computed again in any case: they are never kept."""
-        times = 3 if recompute == "none" else 4
-        products = times * self.sizes.layers * self.sizes.layer_products + 4 * self.sizes.head_products
+        times, sizes = 3 if saving.recompute == "none" else 4, self.sizes
+        products = times * sizes.layers * sizes.layer_products + 4 * sizes.head_products
+        if saving.tiled:  # the MLPs once more
+            products += sizes.layers * 3 * sizes.hidden * sizes.inner
         return 2 * products * self.seq_len / split.cp_size / self._speed(self.question.linear_efficiency)
 
-    def _vision(self, split: SplitChoice, recompute: str) -> tuple[PerPack, PerPack]:
+    def _vision(self, split: SplitChoice, saving: Saving) -> tuple[PerPack, PerPack]:
         """An even share, and the share of the busiest rank."""
-        times = 3 if recompute == "none" else 4
+        times = 3 if saving.recompute == "none" else 4
         each = 2 * times / self._speed(self.question.vision_efficiency)
         whole = self.loads.columns["load"].astype(np.float64)
         return whole / split.cp_size * each, self.loads.largest_image_load(split.cp_size) * each
 
-    def _attention(self, split: SplitChoice, recompute: str) -> tuple[PerPack, PerPack, PerPack]:
+    def _attention(self, split: SplitChoice, saving: Saving) -> tuple[PerPack, PerPack, PerPack]:
         """An even share of the tiles, the critical path, and the exchanges of keys that nothing hides."""
         asked = self.question
         tile = self.sizes.tile_flops / split.ulysses / self._speed(asked.attention_efficiency)
-        again = 1 if recompute == "full" else 0
+        again = 1 if saving.recompute == "full" else 0
         once = 1 + asked.attention_backward + again
         tiles = self.loads.columns["attention_tiles"]
         even = tiles / split.ring * tile * once
@@ -145,15 +165,16 @@ class Estimate:
             near = self._near_in_ring(split)
             links, sends = Links(question=asked), 2 + again
             sent = layout.moved_keys * (key * (sends * asked.compute_bytes + asked.sum_bytes))
-            waiting = links.spread(sent, split.ring, near) + (sends + 1) * self.sizes.layers * asked.latency_us * 1e-6
+            messages = (sends + 1) * self.sizes.layers * self.turns(split, saving)
+            waiting = links.spread(sent, split.ring, near) + messages * asked.latency_us * 1e-6
             return even, layout.gather_path * tile * once, np.where(layout.moved_keys > 0, waiting, 0.0)
         return (
             even,
             layout.ring_steps.sum(axis=0) * tile * (1 + asked.ring_backward + again),
-            self._ring(split, recompute),
+            self._ring(split, saving),
         )
 
-    def _ring(self, split: SplitChoice, recompute: str) -> PerPack:
+    def _ring(self, split: SplitChoice, saving: Saving) -> PerPack:
         """Transfers of a ring that take longer than the step they run beside, and the last one, beside which none runs.
 
         The backward pass sends keys round again, and their gradients one step behind.
@@ -170,16 +191,16 @@ class Estimate:
         hops = np.full(split.ring, keys + gradients)
         hops[0], hops[-1] = keys, gradients
         backward = np.maximum(hops[:, None] - steps * tile * asked.ring_backward, 0).sum(axis=0) + gradients
-        return layers * (forward * (2 if recompute == "full" else 1) + backward)
+        return layers * (forward * (2 if saving.recompute == "full" else 1) + backward)
 
-    def _heads(self, split: SplitChoice, recompute: str) -> float:
+    def _heads(self, split: SplitChoice, saving: Saving) -> float:
         """The heads of queries, keys, values and outputs, dealt among the ranks of Ulysses and back."""
         if split.ulysses == 1:
             return 0.0
         asked, sizes = self.question, self.sizes
         heads = sizes.heads + split.heads_on_the_way(sizes.kv_heads)
         share = self.seq_len / split.cp_size * (split.ulysses - 1) / split.ulysses
-        times = 2 if recompute == "none" else 3
+        times = 2 if saving.recompute == "none" else 3
         sent = times * 2 * heads * sizes.head_dim * share * asked.compute_bytes * sizes.layers
         messages = times * 2 * sizes.layers * asked.latency_us * 1e-6
         return float(Links(question=asked).spread(sent, split.ulysses, asked.device.gpus_per_node)) + messages

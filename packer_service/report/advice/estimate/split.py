@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import Literal
 
 from preshard.packer_service.report.advice.figures import Kind
 from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import SCHEMES
+from preshard.schemas.model.memory import Recompute
 
 WHOLE = "contiguous"
 """The layout at ring degree 1, where all are the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """How a rank saves memory, by the trainer's options.
+
+    Attributes:
+        recompute: what the backward pass computes again.
+        head_stride: key heads that are gathered at a time; 0 is all.
+        offload: what is in the host's memory: ``none``, ``host`` (inputs of blocks), ``state`` or ``all``.
+        tiled: whether MLPs take tokens in :data:`TILES`, and logits :data:`TILED_LOGITS_MIB` at a time.
+    """
+
+    recompute: Recompute
+    head_stride: int = 0
+    offload: Literal["none", "host", "state", "all"] = "none"
+    tiled: bool = False
+
+    @property
+    def inputs_wait(self) -> bool:
+        return self.offload in ("host", "all")
+
+    @property
+    def on_host(self) -> bool:
+        return self.offload in ("state", "all")
+
+
+TILES, TILED_LOGITS_MIB = 8, 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +58,7 @@ class SplitChoice:
     def cp_size(self) -> int:
         return self.ulysses * self.ring
 
-    def options(self, recompute: str) -> str:
+    def options(self, saving: Saving) -> str:
         """Options of ``preshard.train`` for this split; what its defaults are is left out."""
         named = {
             "ulysses": str(self.ulysses) if self.ulysses > 1 else "",
@@ -36,9 +66,33 @@ class SplitChoice:
             "layout": self.layout if self.ring > 1 else "",
             "attention": self.kind if self.cp_size > 1 else "",
             "dp-shard": str(self.dp) if self.dp > 1 else "",
-            "recompute": recompute if recompute != "none" else "",
+            "recompute": saving.recompute if saving.recompute != "none" else "",
+            "mlp-tiles": str(TILES) if saving.tiled else "",
+            "logits-mib": str(TILED_LOGITS_MIB) if saving.tiled else "",
+            "head-stride": str(saving.head_stride) if saving.head_stride else "",
+            "offload": saving.offload if saving.offload != "none" else "",
         }
         return " ".join(f"--{name} {value}" for name, value in named.items() if value)
+
+    def savings(self, ways: Sequence[Recompute], kv_heads: int, *, offload: bool) -> Iterator[Saving]:
+        """Ways to save memory, the cheapest first.
+
+        Args:
+            ways: what may be computed again, the least first.
+            kv_heads: of the model.
+            offload: whether anything may go to the host.
+        """
+        for way in ways:
+            yield Saving(recompute=way)
+        last, own = ways[-1], self.heads_on_the_way(kv_heads) // self.ulysses
+        halved = [own >> times for times in range(1, own.bit_length())] if self.kind == "gather" else []
+        for stride in (0, *halved):
+            yield Saving(recompute=last, tiled=True, head_stride=stride)
+        inputs: Literal["none", "host"] = "none" if last == "none" else "host"
+        away: tuple[Literal["host", "state", "all"], ...] = ("state",) if inputs == "none" else ("host", "all")
+        for where in away if offload else ():
+            for stride in (0, *halved):
+                yield Saving(recompute=last, tiled=True, head_stride=stride, offload=where)
 
     def heads_on_the_way(self, kv_heads: int) -> int:
         """Key heads that the ranks of Ulysses send between them: copied until they divide."""
