@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from preshard.schemas.errors import FORMAT_RULES, FormatError
@@ -43,13 +43,7 @@ class Fault:
         return FORMAT_RULES[self.rule](self.where, self.detail)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "name": self.name,
-            "file": self.file,
-            "sample": self.sample,
-            "detail": self.detail,
-        }
+        return asdict(self)
 
 
 def _printable(text: str) -> str:

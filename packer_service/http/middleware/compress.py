@@ -6,6 +6,7 @@ import gzip
 
 from anyio import to_thread
 from cachetools import LRUCache
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LEAST_BYTES = 1024
@@ -33,7 +34,7 @@ class Compress:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.kept: LRUCache[tuple[str, bytes], bytes] = LRUCache(KEPT_BYTES, getsizeof=len)
+        self.kept: LRUCache[tuple[str, str], bytes] = LRUCache(KEPT_BYTES, getsizeof=len)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,25 +52,33 @@ class _Answer:
         self.parts: list[bytes] = []
 
     async def take(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and _is_text(message):
-            varies = [*message["headers"], (b"vary", b"Accept-Encoding")]
-            message = {**message, "headers": varies}
-            if accepts_gzip(self.scope) and is_worth_compressing(_length(message)):
-                self.start = message
-                return
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=[*message["headers"]])  # a copy, since the answer may be kept and sent again
+            message = {**message, "headers": headers.raw}
+            if _is_text(message["status"], headers):
+                headers.add_vary_header("Accept-Encoding")
+                declared = headers.get("content-length", "")
+                if accepts_gzip(self.scope) and declared.isdigit() and is_worth_compressing(int(declared)):
+                    self.start = message
+                    return
         if self.start is None:
             await self.send(message)
             return
         self.parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             start, self.start = self.start, None
-            body = await self._compressed(start, b"".join(self.parts))
-            await self.send({**start, "headers": [*map(_weak, _without_length(start)), *_sizes(body)]})
+            headers = MutableHeaders(raw=start["headers"])
+            tag = headers.get("etag", "")
+            body = await self._compressed(tag, b"".join(self.parts))
+            headers.update({"content-encoding": "gzip", "content-length": str(len(body))})
+            del headers["accept-ranges"]
+            if tag and not tag.startswith("W/"):  # that of another form of the same answer (RFC 9110, section 8.8.1)
+                headers["etag"] = f"W/{tag}"
+            await self.send(start)
             await self.send({"type": "http.response.body", "body": body})
 
-    async def _compressed(self, start: Message, body: bytes) -> bytes:
+    async def _compressed(self, tag: str, body: bytes) -> bytes:
         """Files of the page, which have a tag of their own, are compressed once."""
-        tag = dict(start["headers"]).get(b"etag", b"")
         key = (self.scope["path"], tag)
         if tag and key in self.compress.kept:
             return self.compress.kept[key]
@@ -94,26 +103,6 @@ def accepts_gzip(scope: Scope) -> bool:
     return False
 
 
-def _is_text(start: Message) -> bool:
-    headers = dict(start["headers"])
-    kind = headers.get(b"content-type", b"").decode("latin-1")
-    return start["status"] not in (204, 206, 304) and b"content-encoding" not in headers and kind.startswith(TYPES)
-
-
-def _length(start: Message) -> int:
-    declared = dict(start["headers"]).get(b"content-length", b"0")
-    return int(declared) if declared.isdigit() else 0
-
-
-def _without_length(start: Message) -> list[tuple[bytes, bytes]]:
-    return [pair for pair in start["headers"] if pair[0] not in (b"content-length", b"accept-ranges")]
-
-
-def _weak(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    """The tag of another form of the same answer is a weak one (RFC 9110, section 8.8.1)."""
-    name, value = header
-    return (name, b"W/" + value) if name == b"etag" and not value.startswith(b"W/") else header
-
-
-def _sizes(body: bytes) -> list[tuple[bytes, bytes]]:
-    return [(b"content-encoding", b"gzip"), (b"content-length", str(len(body)).encode())]
+def _is_text(status: int, headers: Headers) -> bool:
+    kind = headers.get("content-type", "")
+    return status not in (204, 206, 304) and "content-encoding" not in headers and kind.startswith(TYPES)

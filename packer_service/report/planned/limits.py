@@ -70,14 +70,9 @@ class Sizes:
         """Of the documents in these columns, every n-th."""
         passes = np.asarray(columns["pass_number"])
         every = slice(None, None, -(-len(passes) // PLANNED_AGAIN) or 1)
-        tokens, images, patches = (np.asarray(columns[name])[every] for name in ("tokens", "images", "patches"))
-        return cls(
-            tokens=tokens.astype(np.int64),
-            images=images.astype(np.int64),
-            patches=patches.astype(np.int64),
-            passes=passes[every],
-            of=len(passes),
-        )
+        names = ("tokens", "images", "patches")
+        sizes = {name: np.asarray(columns[name])[every].astype(np.int64) for name in names}
+        return cls(**sizes, passes=passes[every], of=len(passes))
 
     @cached_property
     def parts(self) -> list[slice]:

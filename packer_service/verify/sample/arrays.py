@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
 
 from preshard.packer_service.verify.independent.formulas import derive_positions
 from preshard.packer_service.verify.sample.units import rows_in_tokens, unit_of_row
@@ -103,19 +102,11 @@ def check_padding(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterat
         yield from _where(PaddingInvalid, f"position_ids[{axis}]", positions, wrong, "0 (padding)")
 
 
-def _document_starts(sequence: PackedSequence) -> Bool[np.ndarray, "seq"]:
-    """Whether each token begins a document, or the padding after one."""
-    doc = sequence.doc_ids
-    return np.concatenate([[True], doc[1:] != doc[:-1]])
-
-
 def check_branches(sequence: PackedSequence) -> Iterator[Finding]:
     """Branches count up by one inside a document, from the shared prefix (0), or from 1 where the prefix is empty."""
-    branch, first = sequence.branch_ids.astype(np.int64), _document_starts(sequence)
-    before = np.concatenate([[0], branch[:-1]])
-    before[first] = 0
-    steps = branch - before
-    wrong = (sequence.doc_ids >= 0) & (branch != before) & (steps != 1)
+    branch, doc = sequence.branch_ids.astype(np.int64), sequence.doc_ids
+    before = np.concatenate([[0], np.where(doc[1:] == doc[:-1], branch[:-1], 0)])
+    wrong = (doc >= 0) & (branch != before) & (branch - before != 1)
     yield from _where(BranchesInvalid, "branch_ids", branch, wrong, "the branch before it, or the next")
 
 

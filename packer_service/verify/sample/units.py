@@ -13,7 +13,7 @@ from preshard.packer_service.verify.sample.encoded import check_encoded
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PoolingInvalid, UnitsInvalid
-from preshard.schemas.manifest import DocumentSpan, ModelEntry, SampleHead, Unit
+from preshard.schemas.manifest import ModelEntry, SampleHead, Unit
 from preshard.schemas.sequence import NOT_POOLED, PackedSequence
 
 
@@ -130,17 +130,16 @@ def _check_media(head: SampleHead) -> Iterator[Finding]:
 def _check_totals(head: SampleHead, crops: list[int]) -> Iterator[Finding]:
     """A span counts its units, and adds up their crops, patches and loads."""
     for number, span in enumerate(head.documents):
-        own = [unit for unit in head.units if unit.document == number]
-        yield from _check_total(number, span, "n_units", len(own))
-        shown = (count for unit, count in zip(head.units, crops, strict=True) if unit.document == number)
-        yield from _check_total(number, span, "n_images", sum(shown))
-        yield from _check_total(number, span, "n_patches", sum(unit.patches for unit in own))
-        yield from _check_total(number, span, "load", sum(unit.load for unit in own))
-
-
-def _check_total(number: int, span: DocumentSpan, name: str, asked: int) -> Iterator[Finding]:
-    if getattr(span, name) != asked:
-        yield UnitsInvalid, f"documents[{number}].{name} is {getattr(span, name)}; its units give {asked}"
+        own = [(unit, count) for unit, count in zip(head.units, crops, strict=True) if unit.document == number]
+        totals = {
+            "n_units": len(own),
+            "n_images": sum(count for _, count in own),
+            "n_patches": sum(unit.patches for unit, _ in own),
+            "load": sum(unit.load for unit, _ in own),
+        }
+        for name, asked in totals.items():
+            if getattr(span, name) != asked:
+                yield UnitsInvalid, f"documents[{number}].{name} is {getattr(span, name)}; its units give {asked}"
 
 
 def check_unit_tokens(sequence: PackedSequence, head: SampleHead) -> Iterator[Finding]:
