@@ -19,7 +19,7 @@ from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.job.planning.measured import FOLDER_FILES
 from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import Range, read_facts, read_rows, write_rows
+from preshard.packer_service.tables.rows import KeyRange, read_facts, read_rows, write_rows
 from preshard.schemas.codec import encode_table, shard_name
 from preshard.schemas.config import MARK
 
@@ -122,7 +122,7 @@ def read_segment_facts(plan: Folder, name: str) -> SegmentFacts:
 def segment_batches(plan: Folder, packs: SegmentPacks) -> Iterator[pa.Table]:
     """The rows of some packs, some thousand at a time: ``pack`` counts in the segment, the rest is what was written."""
     if packs.first < packs.end:
-        for batch in read_rows(plan, [f"{packs.segment}.parquet"], Range("pack", packs.first, packs.end)):
+        for batch in read_rows(plan, [f"{packs.segment}.parquet"], KeyRange("pack", packs.first, packs.end)):
             yield pa.Table.from_batches([batch])
 
 

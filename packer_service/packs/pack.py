@@ -154,7 +154,7 @@ def _padding(seq_len: int, pad_id: int, axes: int) -> dict[str, np.ndarray]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pack:
+class BuiltPack:
     """A pack's arrays, the index of its mask, its layouts, its units and its image boundaries.
 
     ``layers`` are the model's, where some have a window that is shorter than the pack.
@@ -187,7 +187,7 @@ def build_pack(
     pad_id: int,
     model: ModelEntry | None,
     known: KnownPack | None = None,
-) -> Pack:
+) -> BuiltPack:
     """Builds a pack's arrays, solves its layouts from the real mask, and the order of its units and their boundaries.
 
     Args:
@@ -220,7 +220,7 @@ def build_pack(
     counts = [len(document.units) for document in documents]
     images, pooled = np.cumsum(units.crops), np.cumsum(units.rows)
     parts = unit_parts(images, pooled, units.loads, shares_crops=shares_crops)
-    return Pack(
+    return BuiltPack(
         sequence=sequence,
         index=index,
         layouts=layouts,

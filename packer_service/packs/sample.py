@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from preshard.packer_service.packs.crop import Crop
-from preshard.packer_service.packs.pack import Pack
+from preshard.packer_service.packs.pack import BuiltPack
 from preshard.schemas.codec import (
     HEAD,
     LAYOUTS,
@@ -40,7 +40,7 @@ class EncodedSample:
     head_crc32c: int
 
 
-def make_head(pack_id: int, spans: list[DocumentSpan], pack: Pack) -> SampleHead:
+def make_head(pack_id: int, spans: list[DocumentSpan], pack: BuiltPack) -> SampleHead:
     """What ``KEY.json`` says, but for the crops' places and the checksums, which follow from the encoded members."""
     return SampleHead(
         pack_id=pack_id,
@@ -54,7 +54,7 @@ def make_head(pack_id: int, spans: list[DocumentSpan], pack: Pack) -> SampleHead
     )
 
 
-def _units(pack: Pack) -> list[Unit]:
+def _units(pack: BuiltPack) -> list[Unit]:
     units = pack.units
     columns = (pack.unit_documents, units.media, units.kinds, units.edges, units.grids, units.patches, units.rows,
                units.loads, units.time_steps)  # fmt: skip

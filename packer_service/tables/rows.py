@@ -23,7 +23,7 @@ class WorkError(PreshardError):
     """A file of the work folder cannot be read again."""
 
 
-class Range(NamedTuple):
+class KeyRange(NamedTuple):
     """Rows whose ``column`` is in ``[low, high)``."""
 
     column: str
@@ -84,7 +84,7 @@ def read_facts(folder: Folder, name: str) -> str:
 
 
 def read_rows(
-    folder: Folder, names: Sequence[str], within: Range, columns: Sequence[str] | None = None
+    folder: Folder, names: Sequence[str], within: KeyRange, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, file by file, each file's in its order.
 
@@ -103,7 +103,7 @@ def read_rows(
                     yield kept if columns is None else kept.select(list(columns))
 
 
-def _groups(file: pq.ParquetFile, within: Range) -> list[int]:
+def _groups(file: pq.ParquetFile, within: KeyRange) -> list[int]:
     """The row groups of a file that may hold rows of a range."""
     place = file.schema_arrow.names.index(within.column)  # asking metadata.schema makes a circle that outlives the file
     metadata, found = file.metadata, list[int]()

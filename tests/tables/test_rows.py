@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import Range, read_rows, sort_parts, write_rows
+from preshard.packer_service.tables.rows import KeyRange, read_rows, sort_parts, write_rows
 
 
 def test_a_file_that_was_read_keeps_no_footer_in_memory(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_file_that_was_read_keeps_no_footer_in_memory(tmp_path: Path) -> None:
     gc.disable()
     try:
         before = _footers()
-        found = [batch["key"] for batch in read_rows(folder, ["a", "b", "c"], Range("key", 20_000, 40_000), ["key"])]
+        found = [batch["key"] for batch in read_rows(folder, ["a", "b", "c"], KeyRange("key", 20_000, 40_000), ["key"])]
         assert [sum(map(len, found)), _footers()] == [60_000, before]
     finally:
         gc.enable()

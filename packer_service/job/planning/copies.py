@@ -20,7 +20,7 @@ from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, query
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_rows, write_rows
+from preshard.packer_service.tables.rows import BATCH_ROWS, KeyRange, read_rows, write_rows
 from preshard.schemas.config import PackConfig
 
 COPIES_FILE = "duplicates.parquet"
@@ -126,7 +126,7 @@ def find_copies(runs: Sequence[str], files: Sequence[SourceFile], config: PackCo
         tables.register("ranks", pa.table({"file": numbers, "rank": ranks}))
         tables.register("labels", pa.table({"file": numbers, "label": pa.array([file.label for file in files])}))
         schema = pa.schema([LOCATED.field(name) for name in (HASH, *_MEASURED_COLUMNS)])
-        rows = read_rows(folder / RUNS, runs, Range(HASH, 0, 2**64), schema.names)
+        rows = read_rows(folder / RUNS, runs, KeyRange(HASH, 0, 2**64), schema.names)
         tables.register("measured", pa.RecordBatchReader.from_batches(schema, rows))
         tables.execute(_DOCUMENTS)
         tables.execute("CREATE TABLE copies (place BIGINT, first BIGINT, code VARCHAR, is_dropped BOOLEAN)")

@@ -34,7 +34,7 @@ from preshard.packer_service.report.planned.limits import fill_limit
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import BATCH_ROWS, Range, read_rows, sort_parts
+from preshard.packer_service.tables.rows import BATCH_ROWS, KeyRange, read_rows, sort_parts
 from preshard.schemas.codec import encode_table
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import hash_ids
@@ -121,7 +121,7 @@ class Partition(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class RunsHeld:
     """What the runs hold, as every partition has to know it.
 
     Attributes:
@@ -153,7 +153,7 @@ def count_partitions(by_source: Mapping[str, int], config: PackConfig, rows_each
 
 
 def plan_partition(
-    part: Partition, measured: Measured, config: PackConfig, work: str, *, unique: bool = True
+    part: Partition, measured: RunsHeld, config: PackConfig, work: str, *, unique: bool = True
 ) -> TaskCounts:
     """Runs in a task: plans the documents of a partition, and keeps the plan as a segment.
 
@@ -218,9 +218,9 @@ def plan_partition(
 class _Scan:
     """The rows of a partition, queried through a connection."""
 
-    def __init__(self, tables: DuckDBPyConnection, work: Folder, measured: Measured, part: Partition) -> None:
+    def __init__(self, tables: DuckDBPyConnection, work: Folder, measured: RunsHeld, part: Partition) -> None:
         self._tables, self._work, self._runs, self._measured = tables, work, work / RUNS, measured
-        self._within = Range(HASH, part.low, part.high)
+        self._within = KeyRange(HASH, part.low, part.high)
         names, labels = (pa.array(each, pa.string()) for each in (measured.sources, measured.labels))
         tables.register("sources", pa.table({"source": names, "source_number": np.arange(len(names))}))
         tables.register("labels", pa.table({"file": np.arange(len(labels)), "label": labels}))

@@ -35,8 +35,8 @@ from preshard.packer_service.job.planning.copies import COPIES_FILE, find_copies
 from preshard.packer_service.job.planning.measured import FOLDER_FILES, MEASURED_FOLDER, KeptFragment
 from preshard.packer_service.job.planning.partition import (
     PARTITION_ROWS,
-    Measured,
     Partition,
+    RunsHeld,
     count_partitions,
     plan_partition,
 )
@@ -161,7 +161,7 @@ class PartitionPlanner:
         n_parts = count_partitions(by_source, self.config, self.partition_rows)
         parts = [Partition(number, n_parts) for number in range(n_parts)]
         done = self._planned_before(parts)
-        measured = Measured(
+        measured = RunsHeld(
             runs=runs,
             sources=sources,
             labels=[file.label for file in files],

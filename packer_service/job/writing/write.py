@@ -23,7 +23,7 @@ from preshard.packer_service.layout.mask import full_and_window
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.measures import MeasureRows
-from preshard.packer_service.packs.pack import Pack, build_pack
+from preshard.packer_service.packs.pack import BuiltPack, build_pack
 from preshard.packer_service.packs.sample import EncodedSample, encode_sample, make_head
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.shards.write import WrittenShard, write_shard
@@ -96,7 +96,7 @@ class _ShardRows:
     def add_pack(
         self,
         pack_id: int,
-        pack: Pack,
+        pack: BuiltPack,
         documents: list[ShardDocument],
         spans: list[DocumentSpan],
         encoded: EncodedSample,
@@ -176,7 +176,7 @@ class _ShardBuilder:
     def _read(self, number: int) -> None:
         read_documents(self._packs[number], self._config, self._videos, self._other.ended)
 
-    def _build(self, documents: Sequence[ShardDocument]) -> tuple[Pack, list[ShardDocument]]:
+    def _build(self, documents: Sequence[ShardDocument]) -> tuple[BuiltPack, list[ShardDocument]]:
         """The pack of those documents that can be read and decoded, and these, with their crops."""
         decoding: Future[None] | None = None
         read = [document for document in documents if document.error is None]
@@ -194,7 +194,7 @@ class _ShardBuilder:
             pack = self._pack(kept)
         return pack, kept
 
-    def _pack(self, documents: Sequence[ShardDocument]) -> Pack:
+    def _pack(self, documents: Sequence[ShardDocument]) -> BuiltPack:
         rendered = [document.arrays for document in documents]
         return build_pack(
             rendered,

@@ -11,7 +11,7 @@ import pytest
 from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, open_dataset
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.packed.pack import StoredPack, find_known_pack
-from preshard.packer_service.packs.pack import KnownPack, Pack, build_pack
+from preshard.packer_service.packs.pack import BuiltPack, KnownPack, build_pack
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.codec import LAYOUTS, SEQUENCE, encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig
@@ -30,7 +30,7 @@ def documents(stored: StoredPack) -> list[RenderedDocument]:
     return [stored.document(number) for number in range(len(stored.head.documents))]
 
 
-def built(stored: StoredPack, known: KnownPack | None, config: PackConfig) -> Pack:
+def built(stored: StoredPack, known: KnownPack | None, config: PackConfig) -> BuiltPack:
     """The pack of a stored pack's documents, at their places."""
     spans = stored.head.documents
 
@@ -51,7 +51,7 @@ def made_again(stored: StoredPack, head: SampleHead) -> StoredPack:
     return StoredPack.of(head, stored.sequence, "pack 0", **{name: getattr(stored, name) for name in names})
 
 
-def members(pack: Pack) -> tuple[bytes, bytes]:
+def members(pack: BuiltPack) -> tuple[bytes, bytes]:
     return (
         pack.encoded.get(SEQUENCE) or encode_sequence(pack.sequence),
         pack.encoded.get(LAYOUTS) or encode_layouts(pack.layouts),
