@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from preshard.packer_service.http.models.common import Problem
+from preshard.packer_service.http.models.datasets import Problem
 from preshard.schemas.files.validation import violations_of
 
 MEDIA_TYPE = "application/problem+json"

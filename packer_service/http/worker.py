@@ -34,7 +34,7 @@ from preshard.packer_service.http.dataset.catalog import (
 from preshard.packer_service.http.dataset.folder import ServedFolder
 from preshard.packer_service.http.dataset.reader import Dataset
 from preshard.packer_service.http.middleware.compress import LEVEL, is_worth_compressing
-from preshard.packer_service.http.models.common import PageOf
+from preshard.packer_service.http.models.datasets import PageOf
 from preshard.packer_service.http.problems import ProblemError
 from preshard.packer_service.layout.area import area_by_rank
 from preshard.packer_service.tables.connect import keep_database

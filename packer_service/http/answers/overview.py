@@ -12,8 +12,7 @@ from jaxtyping import Int64
 from preshard.packer_service.http.answers.measures import all_balances
 from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
-from preshard.packer_service.http.models.common import Histogram
-from preshard.packer_service.http.models.datasets import Histograms, Overview, SourceTotals
+from preshard.packer_service.http.models.datasets import Histogram, Histograms, Overview, SourceTotals
 from preshard.packer_service.report.compare import ComparedSide, compared_side
 from preshard.packer_service.report.dataset import mixture_of
 from preshard.packer_service.report.fill import SUMMED, DocumentSums, LengthCounts, fill_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model
 
-from preshard.packer_service.http.models.common import PageOf
+from preshard.packer_service.http.models.datasets import PageOf
 from preshard.packer_service.report.figures import MEASURED
 from preshard.packer_service.report.records import Figures, ImageBalance, LayoutBalance, Spread
 

@@ -15,8 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 from preshard.packer_service import http
 from preshard.packer_service.http.middleware.guards import PLAN_PATH
-from preshard.packer_service.http.models.common import Problem
-from preshard.packer_service.http.models.datasets import Health
+from preshard.packer_service.http.models.datasets import Health, Problem
 from preshard.packer_service.http.problems import MEDIA_TYPE
 from preshard.packer_service.report.figures import FIGURES, Figure
 from preshard.schemas.version import VERSION
