@@ -12,7 +12,7 @@ from preshard.packer_service.http.models.balance import Chosen, Heaviest, WorstP
 from preshard.packer_service.http.problems import damaged
 from preshard.packer_service.report.figures import MEASURED
 
-_SIZES, _NAMES = ("length", "n_images"), ("doc_id", "source")
+_COLUMNS = ("length", "n_images", "doc_id", "source")
 
 _DOMINATES = 0.1
 """Share of tokens or pairs from which a document is named as the cause."""
@@ -49,17 +49,12 @@ def explain_packs(
 def _find_heaviest(dataset: Dataset, packs: Sequence[int], *, by_images: bool, read: bool) -> list[Heaviest | None]:
     """The document that weighs most in each pack; None where every document of a pack was lost while writing."""
     owned = [dataset.documents_of(pack) for pack in packs]
-    rows = iter(dataset.rows("documents.parquet", [place for own in owned for place in own], _SIZES))
-    weighed: dict[int, tuple[int, dict[str, Any]]] = {}
-    for number, (pack, own) in enumerate(zip(packs, owned, strict=True)):
-        if own:
-            of_pack = list(islice(rows, len(own)))
-            areas = _read_areas(dataset, pack, len(own)) if read else None
-            weighed[number] = _weigh(of_pack, areas, by_images=by_images)
-    places = [owned[number][at] for number, (at, _) in weighed.items()]
-    names = dataset.rows("documents.parquet", places, _NAMES)
-    named = {number: heaviest | name for (number, (_, heaviest)), name in zip(weighed.items(), names, strict=True)}
-    return [Heaviest(**named[number]) if number in named else None for number in range(len(packs))]
+    rows = iter(dataset.rows("documents.parquet", [place for own in owned for place in own], _COLUMNS))
+    found = list[Heaviest | None]()
+    for pack, own in zip(packs, owned, strict=True):
+        areas = _read_areas(dataset, pack, len(own)) if read and own else None
+        found.append(_weigh(list(islice(rows, len(own))), areas, by_images=by_images) if own else None)
+    return found
 
 
 def _read_areas(dataset: Dataset, pack: int, n_documents: int) -> list[int]:
@@ -71,17 +66,17 @@ def _read_areas(dataset: Dataset, pack: int, n_documents: int) -> list[int]:
     return areas
 
 
-def _weigh(rows: list[dict[str, Any]], areas: list[int] | None, *, by_images: bool) -> tuple[int, dict[str, Any]]:
-    """Which document of a pack weighs most, the first of equal ones, and what is said of it but for its names."""
+def _weigh(rows: list[dict[str, Any]], areas: list[int] | None, *, by_images: bool) -> Heaviest:
+    """The document of a pack that weighs most, the first of equal ones."""
     weights = [row["n_images"] for row in rows] if by_images else areas or [row["length"] for row in rows]
     at = max(range(len(rows)), key=lambda i: (weights[i], -i))
-    return at, {
+    return Heaviest(
         **rows[at],
-        "share_of_tokens": rows[at]["length"] / sum(row["length"] for row in rows),
-        "share_of_attention": areas[at] / sum(areas) if areas else None,
-        "n_documents": len(rows),
-        "pack_images": sum(row["n_images"] for row in rows),
-    }
+        share_of_tokens=rows[at]["length"] / sum(row["length"] for row in rows),
+        share_of_attention=areas[at] / sum(areas) if areas else None,
+        n_documents=len(rows),
+        pack_images=sum(row["n_images"] for row in rows),
+    )
 
 
 def _because(heaviest: Heaviest | None, measure: str, ranks: int) -> str:
