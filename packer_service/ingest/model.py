@@ -103,7 +103,7 @@ def packed_for(config: PackConfig) -> PackedFor:
     tokenizer = configured_tokenizer(config)
     if config.model is None:
         return PackedFor(tokenizer=tokenizer.entry, model=None)
-    model = _model_entry(load_family(config.model, config.images.backend), tokenizer, config.seq_len)
+    model = _model_entry(load_family(config.model, config.images.backend), tokenizer, masks_for(config))
     entry = tokenizer.entry
     is_new = entry.image_id not in tokenizer.token_ids.values()  # an id after the vocabulary, which no model has
     fitting = {
@@ -113,7 +113,15 @@ def packed_for(config: PackConfig) -> PackedFor:
     return PackedFor(tokenizer=entry.model_copy(update=fitting), model=model)
 
 
-def _model_entry(found: FolderFamily, tokenizer: Tokenizer, seq_len: int) -> ModelEntry:
+def masks_for(config: PackConfig) -> LayerMasks | None:
+    """The layers of a job's model, where some have a window that is shorter than packs; None without a model."""
+    found = None if config.model is None else load_family(config.model, config.images.backend)
+    if found is None or found.window is None or found.window >= config.seq_len:
+        return None
+    return layer_masks(found.config, "model")
+
+
+def _model_entry(found: FolderFamily, tokenizer: Tokenizer, masks: LayerMasks | None) -> ModelEntry:
     family = found.family
     _check_tokens(found, tokenizer)
     return ModelEntry(
@@ -125,7 +133,7 @@ def _model_entry(found: FolderFamily, tokenizer: Tokenizer, seq_len: int) -> Mod
         group_ids=[tokenizer.token_id(token) for token in family.group_tokens],
         settings=dict(family.settings),
         bidirectional=family.bidirectional or None,
-        masks=None if found.window is None or found.window >= seq_len else layer_masks(found.config, "model"),
+        masks=masks,
     )
 
 

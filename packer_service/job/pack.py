@@ -150,7 +150,7 @@ def _run(
     carried: list[CarriedFile],
 ) -> Outcome:
     clock = _Clock()
-    planned = plan(job, with_copies(job, fragments), sources.unused, clock.lap)
+    planned = plan(job, with_copies(job, fragments), sources.unused, clock.lap, target.layers)
     job.progress.note(
         f"planned {planned.n_documents} documents into {planned.n_packs} packs, {planned.n_rejected} rejected"
     )

@@ -24,7 +24,7 @@ from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.files.filesystem import join
-from preshard.schemas.manifest import PLANNED
+from preshard.schemas.manifest import PLANNED, LayerMasks
 
 T = TypeVar("T", bound=TaskCounts)
 
@@ -49,14 +49,24 @@ class PackingJob:
         return self.claim.work
 
 
-def plan(job: PackingJob, fragments: Sequence[Fragment], unused: dict[str, int], lap: Callable[[str], None]) -> Planned:
-    """The plan: that of an earlier run, or one of what this run and earlier ones have measured."""
+def plan(
+    job: PackingJob,
+    fragments: Sequence[Fragment],
+    unused: dict[str, int],
+    lap: Callable[[str], None],
+    layers: LayerMasks | None,
+) -> Planned:
+    """The plan: that of an earlier run, or one of what this run and earlier ones have measured.
+
+    ``layers`` are the model's, where some have a window.
+    """
     planner = PartitionPlanner(
         work=job.work,
         config=job.config,
         executor=job.executor,
         progress=job.progress,
         partition_rows=job.partition_rows,
+        layers=layers,
     )
     files = list(dict.fromkeys(fragment.file for fragment in fragments))
     planned = planner.kept(files)

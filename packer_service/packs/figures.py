@@ -11,10 +11,11 @@ from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.packs.units import Units
-from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
+from preshard.packer_service.plan.cost import CostModel, causal_area, pack_cost
 from preshard.schemas.codec import sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import TILE
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.sequence import PackedSequence
 
 
@@ -49,13 +50,17 @@ def pack_figures(
     lengths: Int64[np.ndarray, "docs"],
     units: UnitTotals,
     config: PackConfig,
+    layers: LayerMasks | None = None,
 ) -> dict[str, int | float | str]:
-    """The columns that follow from a pack's arrays, its documents' lengths and its units."""
-    area = attention_area(index)
+    """The columns that follow from a pack's arrays, its documents' lengths and its units.
+
+    ``index`` is the mask of full layers, ``layers`` those of a model where some have a window.
+    """
+    area, model = attention_area(index), CostModel.of(config, layers)
     cost = pack_cost(
-        CostModel.of(config),
+        model,
         seq_len=config.seq_len,
-        tiles=np.array([_estimated_tiles(lengths, area)]),
+        tiles=np.array([_estimated_tiles(model, lengths, area)]),
         loads=np.array([units.load]),
     )
     return {
@@ -75,11 +80,11 @@ def pack_figures(
     }
 
 
-def _estimated_tiles(lengths: Int64[np.ndarray, "docs"], area: int) -> float:
+def _estimated_tiles(model: CostModel, lengths: Int64[np.ndarray, "docs"], area: int) -> float:
     """The plan's estimate of a pack's attention tiles, from the lengths and the allowed pairs of the whole pack.
 
-    ``document_tiles`` is linear in the area, so it does not matter where in the pack the pairs lie.
+    The estimate is linear in the area, so it does not matter where in the pack the pairs lie.
     """
     causal = causal_area(lengths)
     beyond = area - int(causal.sum())
-    return float(document_tiles(lengths, causal).sum()) + beyond / TILE**2
+    return float(model.attended_tiles(lengths, causal).sum()) + model.weights[0] * beyond / TILE**2

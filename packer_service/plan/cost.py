@@ -17,6 +17,7 @@ from jaxtyping import Float64, Int64
 
 from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
 from preshard.schemas.layout import TILE
+from preshard.schemas.manifest import LayerMasks
 
 _TRAINING = 3
 """A backward pass takes two products where the forward pass takes one."""
@@ -32,15 +33,38 @@ class CostModel:
         model: dimensions of decoder and vision encoder. The connector's SwiGLU is as wide as the decoder's, and encoder
             layers that do not run are not counted, both as in Molmo2.
         vision: the size of a square crop, from which its patches and pooled rows follow.
+        layers: how many layers have which mask, where some have a window shorter than packs.
     """
 
     model: CostConfig
     vision: VisionConfig
+    layers: LayerMasks | None = None
 
     @classmethod
-    def of(cls, config: PackConfig) -> CostModel:
+    def of(cls, config: PackConfig, layers: LayerMasks | None = None) -> CostModel:
         """The cost model of a packing job."""
-        return cls(model=config.cost, vision=config.vision)
+        return cls(model=config.cost, vision=config.vision, layers=layers)
+
+    @property
+    def weights(self) -> tuple[int, int]:
+        """By how much tiles under the full mask and within windows count: the numbers of layers."""
+        return (1, 0) if self.layers is None else (self.layers.full_layers, self.layers.window_layers)
+
+    def attended_tiles(
+        self, lengths: Int64[np.ndarray, "docs"], areas: Int64[np.ndarray, "docs"]
+    ) -> Float64[np.ndarray, "docs"]:
+        """Tiles of documents over all layers, weighed by :attr:`weights`; exact in any order, as those of one mask.
+
+        Args:
+            lengths: real tokens, at least 1.
+            areas: allowed pairs of each document's mask. Within windows only lengths count.
+        """
+        if self.layers is None:
+            return document_tiles(lengths, areas)
+        if self.layers.groups == "window":  # pairs beyond the causal ones are there alone
+            areas = np.minimum(areas, causal_area(lengths))
+        full, window = self.weights
+        return full * document_tiles(lengths, areas) + window * window_tiles(lengths, self.layers.window)
 
     @property
     def linear_flops_per_token(self) -> int:
@@ -117,6 +141,26 @@ def document_tiles(lengths: Int64[np.ndarray, "docs"], areas: Int64[np.ndarray, 
     return (causal_tile_pairs - causal_area(lengths) + areas) / (TILE * TILE)
 
 
+def window_tiles(lengths: Int64[np.ndarray, "docs"], window: int) -> Float64[np.ndarray, "docs"]:
+    """Tiles of causal documents within a window, on average over all positions that a first token can have in a tile.
+
+    As :func:`document_tiles`, but below the diagonal a row of tiles has at most ``ceil((window - 1) / TILE)``, wherever
+    the document lies. Values are multiples of ``1 / TILE``.
+
+    Args:
+        lengths: real tokens, at least 1.
+        window: tokens that a token sees, itself among them.
+    """
+    m, r = np.divmod(lengths - 1, TILE)
+    most = -(-(window - 1) // TILE)
+
+    def below(rows: Int64[np.ndarray, "docs"]) -> Int64[np.ndarray, "docs"]:
+        growing = np.minimum(rows, most + 1)
+        return growing * (growing - 1) // 2 + (rows - growing) * most
+
+    return ((TILE - r) * below(m + 1) + r * below(m + 2) + lengths) / TILE
+
+
 def pack_cost(
     model: CostModel,
     *,
@@ -129,10 +173,10 @@ def pack_cost(
     Args:
         model: dimensions of the model.
         seq_len: tokens of every pack.
-        tiles: attention tiles of each pack: :func:`document_tiles`, summed over its documents.
+        tiles: attention tiles of each pack: :meth:`CostModel.attended_tiles`, summed over its documents.
         loads: vision encoder's work of each pack, in multiplications of its forward pass.
     """
     linear = np.float64(model.linear_flops_per_token * seq_len)
-    attention = tiles * np.float64(model.attention_flops_per_tile)
+    attention = tiles * np.float64(model.attention_flops_per_tile) / sum(model.weights)
     vision = loads.astype(np.float64) * np.float64(_TRAINING * 2)
     return ((linear + attention) + vision) / _GIGA

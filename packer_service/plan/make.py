@@ -10,12 +10,13 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64
 
 from preshard.packer_service.plan.blend import tokens_by_source
-from preshard.packer_service.plan.cost import CostModel, document_tiles, pack_cost
+from preshard.packer_service.plan.cost import CostModel, pack_cost
 from preshard.packer_service.plan.kinds import sort_rows
 from preshard.packer_service.plan.order import check_window, partition_seed, step_order
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
+from preshard.schemas.manifest import LayerMasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +151,9 @@ def make_plan(
     cost = pack_cost(
         cost_model,
         seq_len=seq_len,
-        tiles=np.bincount(opened_in, weights=document_tiles(tokens, np.asarray(areas, np.int64)), minlength=n_packs),
+        tiles=np.bincount(
+            opened_in, weights=cost_model.attended_tiles(tokens, np.asarray(areas, np.int64)), minlength=n_packs
+        ),
         loads=_sum_by_pack(opened_in, loads, n_packs),
     )
     order = step_order(
@@ -196,7 +199,7 @@ def _epochs_of_packs(
     return found
 
 
-def plan_documents(columns: Columns, config: PackConfig, partition: int = 0) -> Plan:
+def plan_documents(columns: Columns, config: PackConfig, partition: int = 0, layers: LayerMasks | None = None) -> Plan:
     """The plan of a packing job: :func:`make_plan` with the arguments that its configuration gives.
 
     Args:
@@ -205,6 +208,7 @@ def plan_documents(columns: Columns, config: PackConfig, partition: int = 0) -> 
             as long as the planning.
         config: the configuration of the job.
         partition: number of the partition that the documents are; each shuffles its steps in its own way.
+        layers: the model's, where some have a window.
 
     Raises:
         PlanError: as :func:`make_plan`.
@@ -221,7 +225,7 @@ def plan_documents(columns: Columns, config: PackConfig, partition: int = 0) -> 
         alignment=config.alignment,
         window=config.order.window,
         seed=partition_seed(config.order.seed, partition),
-        cost_model=CostModel.of(config),
+        cost_model=CostModel.of(config, layers),
         sources=np.asarray(columns["source_number"]),
         passes=np.asarray(columns["pass_number"]),
         epochs=np.asarray(columns["epoch"]),

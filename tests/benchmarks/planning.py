@@ -1,6 +1,7 @@
 """Planning: documents a second, packs against the lower bound, straggler ratios and memory.
 
     python tests/benchmarks/planning.py [--documents 1000000] [--ten-million MIXTURE] [--quick]
+    python tests/benchmarks/planning.py --windows    # how far costs follow the tiles of models with windows
 
 Every timing runs on one core in this process. The baseline is the published method of TRL's ``pack_dataset``: best-fit
 decreasing with a segment tree over the free tokens, in pure Python, written here from its description; it knows tokens
@@ -15,15 +16,20 @@ import sys
 import time
 from collections import defaultdict, deque
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
+from layouts import WINDOWED  # noqa: E402
 from machine import hardware  # noqa: E402
-from mixtures import MIXTURES, SEQ_LEN, lengths  # noqa: E402
+from mixtures import MIXTURES, SEQ_LEN, lengths, packs  # noqa: E402
 
+from preshard.packer_service.layout.area import attention_area  # noqa: E402
+from preshard.packer_service.layout.mask import MaskIndex, full_and_window  # noqa: E402
+from preshard.packer_service.layout.tiles import whole_tiles  # noqa: E402
 from preshard.packer_service.plan.best_fit import best_fit  # noqa: E402
 from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost  # noqa: E402
 from preshard.packer_service.plan.kinds import kinds_of, lower_bound  # noqa: E402
@@ -31,6 +37,7 @@ from preshard.packer_service.plan.make import make_plan  # noqa: E402
 from preshard.packer_service.plan.order import step_order, straggler_ratio  # noqa: E402
 from preshard.packer_service.plan.pack import fewest_packs, pack_documents  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.sequence import MaskArrays, drop_groups  # noqa: E402
 
 ALIGNMENT, MAX_IMAGES, WINDOW = 16, 384, 64
 
@@ -248,14 +255,57 @@ def whole_plan(name: str, n: int) -> None:
     )
 
 
+def windows(n: int = 64, dp: int = 4) -> None:
+    """Costs by the full mask alone and by both masks, beside those of the tiles that are there."""
+    print(f"\n{n} packs of {SEQ_LEN:,} tokens; cost by the full mask -> by both, over the cost of real tiles")
+    print(f"  mixture    layers like   mean, spread (SD), correlation, straggler ratio at DP {dp} (by the real costs)")
+    for mixture in ("mixed", "annotated", "long"):
+        drawn = packs(mixture, n, 0)
+        for name, layers in WINDOWED.items():
+            models, found = (CostModel.of(PackConfig()), CostModel.of(PackConfig(), layers)), []
+            for pack in drawn:
+                mask = pack.mask if name == "Gemma 3" else drop_groups(pack.mask)
+                edges = np.flatnonzero(np.diff(mask.doc_ids, prepend=-2, append=-2))
+                spans = [slice(*span) for span in pairwise(edges.tolist()) if mask.doc_ids[span[0]] >= 0]
+                sizes = np.array([span.stop - span.start for span in spans])
+                areas = np.array([area_of(mask, span) for span in spans])
+                both = [whole_tiles(each) for each in full_and_window(MaskIndex.of(mask), layers)]
+                real = np.dot(models[1].weights, both) / sum(models[1].weights)
+                found.append((*(m.attended_tiles(sizes, areas).sum() / sum(m.weights) for m in models), real))
+            loads = np.array([pack.images for pack in drawn]) * models[0].vision_work_per_crop
+            costs = [pack_cost(models[0], seq_len=SEQ_LEN, tiles=each, loads=loads) for each in np.array(found).T]
+            even = [straggler_ratio(costs[2][step_order(cost, window=n // 4, seed=0)], dp) for cost in costs]
+            ratios = [cost / costs[2] for cost in costs[:2]]
+            shown = [
+                " -> ".join(f"{each.mean():.3f}" for each in ratios),
+                " -> ".join(f"{each.std():.4f}" for each in ratios),
+                " -> ".join(f"{np.corrcoef(each, costs[2])[0, 1]:.4f}" for each in costs[:2]),
+                " -> ".join(f"{each:.4f}" for each in even[:2]) + f" ({even[2]:.4f})",
+            ]
+            print(f"  {mixture:10s} {name:12s}  {', '.join(shown)}", flush=True)
+
+
+def area_of(mask: MaskArrays, span: slice) -> int:
+    """Allowed pairs of one document."""
+    branches, groups, n = mask.branch_ids[span], mask.group_ids[span], span.stop - span.start
+    if branches.any():
+        return attention_area(MaskArrays(doc_ids=branches * 0, branch_ids=branches, group_ids=groups))
+    members = np.bincount(groups[groups >= 0])
+    return n * (n + 1) // 2 + int((members * (members - 1) // 2).sum())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--documents", type=int, default=1_000_000, help="documents of the speed table")
     parser.add_argument("--ten-million", choices=list(DRAWN), help="plan ten million documents of a mixture, no more")
+    parser.add_argument("--windows", action="store_true", help="costs of models with windows, no more")
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     given = parser.parse_args()
     part = 10 if given.quick else 1
     print(f"{hardware()}, one core used")
+    if given.windows:
+        windows()
+        return
     begin = time.perf_counter()
     pack_documents(*even_video(300, 0), seq_len=SEQ_LEN, max_images=MAX_IMAGES)
     print(f"compiling, or loading from numba's cache: {time.perf_counter() - begin:.1f} s")

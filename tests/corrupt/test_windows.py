@@ -11,16 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 from changed_places import add, drop
+from pyarrow.parquet import read_table
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.ingest import model
 from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.preview.source import plan_sources
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.plan.cost import CostModel, pack_cost
+from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.verify import Verdict
+from preshard.schemas.config import PackConfig
 from preshard.schemas.sequence import dense_mask
 
 WINDOW, FULL_LAYERS, WINDOW_LAYERS = 100, 1, 3
@@ -28,14 +33,18 @@ breaks = pytest.mark.breaks
 
 
 @pytest.fixture(scope="module")
-def windowed(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read only. Fails to pack once the refusal has another name: then what it lets through is not tested here."""
+def config(tmp_path_factory: pytest.TempPathFactory) -> PackConfig:
     folder = tmp_path_factory.mktemp("model") / "model"
     kinds = ["full_attention"] * FULL_LAYERS + ["sliding_attention"] * WINDOW_LAYERS
     text = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": kinds, "num_hidden_layers": 4}
     write_model_folder(folder, "qwen2_5_vl", vocabulary=400, files={"config.json": {"text_config": text}})
     settings = [f"model={folder}", "seq_len=1024", "block_size=32", "packs_per_shard=2"]
-    config = load_config(None, [*settings, "ring_degrees=[1,2]", "cp_sizes=[1,2]", "order.window=4"])
+    return load_config(None, [*settings, "ring_degrees=[1,2]", "cp_sizes=[1,2]", "order.window=4"])
+
+
+@pytest.fixture(scope="module")
+def windowed(tiny_source: Path, config: PackConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read only. Fails to pack once the refusal has another name: then what it lets through is not tested here."""
     out = tmp_path_factory.mktemp("windowed") / "dataset"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "check_window", lambda *_: None)
@@ -74,6 +83,20 @@ def test_measures_are_those_of_both_masks(windowed_copy: Any) -> None:
             asked = FULL_LAYERS * row[what] + WINDOW_LAYERS * row[f"window_{what}"]
             assert row[f"layers_{what}"] == asked >= row["layers_tiles"] / row["degree"]
     assert shorter
+
+
+def test_a_pack_costs_what_was_planned(
+    windowed: Path, tiny_source: Path, config: PackConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when the plan weighs packs by one mask and what is written by two, or both by the full mask alone."""
+    monkeypatch.setattr(model, "check_window", lambda *_: None)
+    planned = plan_sources([str(tiny_source)], config, PlainExecutor(), NoProgress())
+    found = report_dataset(str(windowed))
+    assert planned.cost_percentiles == found.cost_percentiles
+    rows = read_table(windowed / "packs.parquet").to_pylist()
+    whole = [pack_cost(CostModel.of(config), seq_len=1024, tiles=np.array([float(row["attention_tiles"])]),
+                       loads=np.array([row["load"]])) for row in rows]  # fmt: skip
+    assert all(row["cost"] < cost for row, cost in zip(rows, whole, strict=True))
 
 
 def test_without_windows_nothing_of_them_is_stored(sound: Path, editable_of: Callable[[Path], Any]) -> None:
@@ -139,7 +162,11 @@ def test_corrupt_dataset(
 
 CASES = [
     ("P11", "layout without window needs", lambda data: drop(data.samples()[0].layouts, "zigzag.ring2.window_needs")),
-    (("P11", "P17", "D3"), "masks that the manifest does not name", lambda data: drop(data.manifest["model"], "masks")),
-    (("P13", "P17"), "window of another size", lambda data: add(data.manifest["model"]["masks"], "window", 60)),
-    ("P17", "layers of another weight", lambda data: add(data.manifest["model"]["masks"], "full_layers", 1)),
+    (
+        ("P11", "P17", "D3", "S6"),
+        "masks that the manifest does not name",
+        lambda data: drop(data.manifest["model"], "masks"),
+    ),
+    (("P13", "P17", "S6"), "window of another size", lambda data: add(data.manifest["model"]["masks"], "window", 60)),
+    (("P17", "S6"), "layers of another weight", lambda data: add(data.manifest["model"]["masks"], "full_layers", 1)),
 ]

@@ -20,6 +20,8 @@ from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview import suggest as suggesting
 from preshard.packer_service.job.preview.suggest import suggest
+from preshard.packer_service.report.advice import suggestion
+from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.question import make_question
 from preshard.packer_service.report.advice.suggestion import compared_lengths
 from preshard.packer_service.report.dataset import report_dataset
@@ -76,6 +78,26 @@ def test_packing_with_the_file_gives_what_it_says(source: Path, model: Path, tmp
     folder = json.loads((model / "config.json").read_text(encoding="utf-8"))
     assert config.cost.hidden_size == folder["text_config"]["hidden_size"]
     assert config.cost.vision_hidden_size == folder["vision_config"]["hidden_size"]
+
+
+def test_layers_with_a_window_do_less(
+    source: Path, tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when splits of a model with windows are estimated as if each layer saw whole documents."""
+    seen: list[Any] = []
+
+    def note(**given: Any) -> Advisor:
+        seen.append(given["loads"])
+        return Advisor(**given)
+
+    monkeypatch.setattr(suggestion, "Advisor", note)
+    for kinds in (["full_attention"] * 2, ["full_attention", "sliding_attention"]):
+        changed = {"use_sliding_window": True, "sliding_window": 100, "layer_types": kinds}
+        write_model_folder(tmp_path / kinds[1], "qwen3", vocabulary=400, files={"config.json": changed})
+        suggested(source, tmp_path / kinds[1], progress, "seq_len=2048")
+    assert [each.windows for each in seen] == [False, True]
+    whole, less = (each.columns["attention_tiles"] for each in seen)
+    assert (less < whole).all()
 
 
 def test_max_images_is_the_least_that_fills_packs(source: Path, model: Path, tmp_path: Path, progress: Any) -> None:

@@ -1,9 +1,12 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
-from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost
+from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost, window_tiles
 from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
 from preshard.schemas.layout import TILE
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
 
@@ -64,6 +67,35 @@ def test_tiles_are_the_mean_over_all_positions_in_a_tile() -> None:
         first = np.arange(TILE)
         rows = (first + length - 1) // TILE + 1
         assert tiles == (rows * (rows - 1) / 2).mean() + length / TILE
+
+
+@pytest.mark.parametrize("window", [1, 2, 128, 129, 130, 300, 9000])
+def test_tiles_within_a_window_are_the_mean_over_all_positions(window: int) -> None:
+    """Fails when a band of tiles is too narrow or too wide by one, or starts before its document."""
+    found = window_tiles(LENGTHS, window)
+    for length, tiles in zip(LENGTHS.tolist(), found, strict=True):
+        total = 0
+        for first in range(TILE):
+            for row in range((first + length - 1) // TILE + 1):
+                query = max(row * TILE, first)
+                total += row - max(query - window + 1, first) // TILE
+        assert tiles == total / TILE + length / TILE
+    if window > LENGTHS.max():
+        np.testing.assert_array_equal(found, document_tiles(LENGTHS, causal_area(LENGTHS)))
+
+
+@pytest.mark.parametrize("groups", ["all", "window"])
+def test_two_masks_are_weighed_by_their_layers(groups: Any) -> None:
+    """Fails when layers with a window pay for the whole document, or the cost is not that of all layers together."""
+    layers = LayerMasks(full_layers=1, window_layers=5, window=200, groups=groups)
+    model, areas = CostModel.of(PackConfig(), layers), causal_area(LENGTHS)
+    images = areas + (LENGTHS > 200) * 10_000
+    whole, within = document_tiles(LENGTHS, images if groups == "all" else areas), window_tiles(LENGTHS, 200)
+    found = model.attended_tiles(LENGTHS, images)
+    np.testing.assert_array_equal(found, whole + 5 * within)
+    one = pack_cost(CostModel.of(PackConfig()), seq_len=256, tiles=np.array([1.0]), loads=np.array([0]))
+    both = pack_cost(model, seq_len=256, tiles=np.array([6.0]), loads=np.array([0]))
+    np.testing.assert_array_equal(both, one)
 
 
 def test_tiles_are_never_fewer_than_the_area_fills() -> None:

@@ -203,11 +203,7 @@ TINY = {
         tokenizer_names=_NAMED,
         processors={
             IMAGE_PROCESSOR: {
-                **{
-                    "image_processor_type": "Gemma3ImageProcessor",
-                    "processor_class": "Gemma3Processor",
-                    **tiny.HALVES,
-                },
+                **tiny.part("image", "Gemma3ImageProcessor", "Gemma3Processor", tiny.HALVES),
                 **{"size": {"height": 112, "width": 112}, "resample": 2, "do_pan_and_scan": None},
             },
             PROCESSOR: {"processor_class": "Gemma3Processor", "image_seq_length": 16},

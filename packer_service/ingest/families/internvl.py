@@ -221,11 +221,7 @@ TINY = {
         },
         processors={
             IMAGE_PROCESSOR: {
-                **{
-                    "image_processor_type": "GotOcr2ImageProcessor",
-                    "processor_class": "InternVLProcessor",
-                    **tiny.CLIP,
-                },
+                **tiny.part("image", "GotOcr2ImageProcessor", "InternVLProcessor", tiny.CLIP),
                 **{
                     "size": {"height": 112, "width": 112},
                     "min_patches": 1,
@@ -234,11 +230,7 @@ TINY = {
                 },
             },
             VIDEO_PROCESSOR: {
-                **{
-                    "video_processor_type": "InternVLVideoProcessor",
-                    "processor_class": "InternVLProcessor",
-                    **tiny.CLIP,
-                },
+                **tiny.part("video", "InternVLVideoProcessor", "InternVLProcessor", tiny.CLIP),
                 "size": {"height": 112, "width": 112},
             },
             PROCESSOR: {"processor_class": "InternVLProcessor", "image_seq_length": 16},

@@ -191,11 +191,7 @@ TINY = {
         placeholders=("[IMG]", ""),
         processors={
             IMAGE_PROCESSOR: {
-                **{
-                    "image_processor_type": "PixtralImageProcessor",
-                    "processor_class": "PixtralProcessor",
-                    **tiny.CLIP,
-                },
+                **tiny.part("image", "PixtralImageProcessor", "PixtralProcessor", tiny.CLIP),
                 **{"size": {"longest_edge": 448}, "patch_size": 14},
             },
             PROCESSOR: {

@@ -334,20 +334,12 @@ TINY = {
         placeholders=("<|image|>", "<|video|>"),
         processors={
             IMAGE_PROCESSOR: {
-                **{
-                    "image_processor_type": "Molmo2ImageProcessor",
-                    "processor_class": "Molmo2Processor",
-                    **tiny.HALVES,
-                },
+                **tiny.part("image", "Molmo2ImageProcessor", "Molmo2Processor", tiny.HALVES),
                 **{"size": {"height": 112, "width": 112}, "patch_size": 14, "max_crops": 8, "overlap_margins": [1, 1]},
                 "pooling_size": [2, 2],
             },
             VIDEO_PROCESSOR: {
-                **{
-                    "video_processor_type": "Molmo2VideoProcessor",
-                    "processor_class": "Molmo2Processor",
-                    **tiny.HALVES,
-                },
+                **tiny.part("video", "Molmo2VideoProcessor", "Molmo2Processor", tiny.HALVES),
                 **{"size": {"height": 112, "width": 112}, "patch_size": 14, "pooling_size": [3, 3]},
                 **{"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True},
             },

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families import settings
 
 WIDTH, LAYERS, HEADS = 64, 2, 4
@@ -65,3 +66,8 @@ class TinyModel:
     tokenizer_names: Mapping[str, str] = field(default_factory=dict)
     processors: Files = field(default_factory=dict)
     published: Files = field(default_factory=dict)
+
+
+def part(kind: MediumKind, name: str, processor: str, colours: Mapping[str, Any]) -> dict[str, Any]:
+    """What the settings of a processor's part for images or videos begin with: classes and colours."""
+    return {f"{kind}_processor_type": name, "processor_class": processor, **colours}

@@ -39,6 +39,7 @@ from preshard.schemas.codec import encode_table
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import hash_ids
 from preshard.schemas.errors import DUPLICATES
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.tables import REJECTS
 
 PARTITION_ROWS = 1_000_000
@@ -153,7 +154,13 @@ def count_partitions(by_source: Mapping[str, int], config: PackConfig, rows_each
 
 
 def plan_partition(
-    part: Partition, measured: RunsHeld, config: PackConfig, work: str, *, unique: bool = True
+    part: Partition,
+    measured: RunsHeld,
+    config: PackConfig,
+    work: str,
+    *,
+    unique: bool = True,
+    layers: LayerMasks | None = None,
 ) -> TaskCounts:
     """Runs in a task: plans the documents of a partition, and keeps the plan as a segment.
 
@@ -163,6 +170,7 @@ def plan_partition(
         config: the configuration of the job.
         work: the work folder.
         unique: whether rows of one id get numbers, and equal ones are rejected.
+        layers: the model's, where some have a window.
     """
     folder = Folder(work)
     with querying() as tables:
@@ -185,7 +193,7 @@ def plan_partition(
     columns |= {"pass_number": taken.pass_number, "epoch": taken.epoch}
     documents = documents.select(REFERENCE)
     give_back_memory()
-    plan = plan_documents(columns, config, part.number)
+    plan = plan_documents(columns, config, part.number, layers)
     give_back_memory()
     groups = whole_groups(_epochs(taken, plan), config.order.window)
     facts = SegmentFacts(

@@ -61,6 +61,7 @@ from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import BATCH_ROWS
 from preshard.schemas.codec import encode_json
 from preshard.schemas.config import PackConfig
+from preshard.schemas.manifest import LayerMasks
 
 PLAN_FILE = "plan.json"
 """The last file of a plan to be written."""
@@ -89,6 +90,7 @@ class PartitionPlanner:
         executor: runs the tasks where they are many; a source of one partition is planned in this process.
         progress: hears what is done.
         partition_rows: rows of a partition, and at most so many of a run.
+        layers: the model's, where some have a window; plans weigh packs by them.
     """
 
     work: Folder
@@ -96,6 +98,7 @@ class PartitionPlanner:
     executor: Executor
     progress: Progress
     partition_rows: int = PARTITION_ROWS
+    layers: LayerMasks | None = None
 
     @property
     def folder(self) -> Folder:
@@ -168,7 +171,14 @@ class PartitionPlanner:
             has_rejects=n_rejected > 0,
             has_copies=self._find_copies(runs, files),
         )
-        task = partial(plan_partition, measured=measured, config=self.config, work=self.work.location, unique=unique)
+        task = partial(
+            plan_partition,
+            measured=measured,
+            config=self.config,
+            work=self.work.location,
+            unique=unique,
+            layers=self.layers,
+        )
         self._run("planned partitions", task, [part for part in parts if part.number not in done], few=len(parts) == 1)
         found = [read_segment_facts(self.folder, segment_name(part.number)) for part in parts]
         if len(parts) > 1:

@@ -37,6 +37,7 @@ from preshard.packer_service.runtime.scratch import give_back_memory, scratch_fo
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import LayerMasks
 
 
 def planned_report(
@@ -111,13 +112,16 @@ class SizeRuns:
         del table, run
         give_back_memory()  # what a partition takes is not on top of it
 
-    def plan(self, progress: Progress, partition_rows: int, *, unique: bool) -> Planned:
+    def plan(
+        self, progress: Progress, partition_rows: int, *, unique: bool, layers: LayerMasks | None = None
+    ) -> Planned:
         """Plans what has come.
 
         Args:
             progress: hears what is done.
             partition_rows: documents that are planned together.
             unique: whether documents of one id get numbers.
+            layers: the model's, where some have a window.
         """
         planner = PartitionPlanner(
             work=self._work,
@@ -125,6 +129,7 @@ class SizeRuns:
             executor=PlainExecutor(),
             progress=progress,
             partition_rows=partition_rows,
+            layers=layers,
         )
         return planner.plan([], {}, unique=unique)
 

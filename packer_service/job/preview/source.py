@@ -78,6 +78,7 @@ def plan_sources(
             config=config,
             executor=PlainExecutor(),  # the folder is this machine's
             progress=progress,
+            layers=target.layers,
         )
         kept = _measure(fragments, config, executor, progress, planner.work)
         started = time.perf_counter()

@@ -71,7 +71,7 @@ def plan_tables(
     files = list_sources(sources, config).files
     if not files or any(file.kind != DATASET for file in files):
         return None
-    packed_target(config, files)  # so that keys that need the source are refused
+    target = packed_target(config, files)  # so that keys that need the source are refused
     check_dp_sizes(dp_sizes, config.order.window)
     if config.where is not None or config.duplicates.is_asked or any(_was_cut(file) for file in files):
         return None
@@ -83,7 +83,7 @@ def plan_tables(
                 return None
             sizes.add(table)
             progress.step("sorted lengths", sizes.n_rows, total)
-        planned = sizes.plan(progress, partition_rows, unique=True)
+        planned = sizes.plan(progress, partition_rows, unique=True, layers=target.layers)
         if planned.n_numbered:
             return None
         if export is not None:

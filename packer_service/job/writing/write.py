@@ -108,7 +108,7 @@ class _ShardRows:
         )
         full, _ = full_and_window(pack.index, pack.layers)
         totals = UnitTotals.of(pack.units)
-        figures = pack_figures(pack_id, pack.sequence, full, lengths, totals, config)
+        figures = pack_figures(pack_id, pack.sequence, full, lengths, totals, config, pack.layers)
         header = {"header_size": len(encoded.header), "head_crc32c": encoded.head_crc32c}
         self.packs.append({**figures, **header})
         self.documents += [

@@ -10,7 +10,9 @@ import numpy as np
 import yaml
 
 from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.ingest.model import masks_for
 from preshard.packer_service.ingest.oversize import fit
+from preshard.packer_service.layout.mask import full_and_window
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import build_pack
@@ -255,6 +257,9 @@ def _solved(
     model: ModelEntry | None,
 ) -> tuple[PackLoads, float]:
     """The loads of some packs, and the mean bytes of their arrays in a shard."""
+    if model is not None and config.model is not None:
+        model = model.model_copy(update={"masks": masks_for(config)})
+    layers = None if model is None else model.masks
     n_packs = int(places.max()) + 1
     chosen = np.unique((2 * np.arange(SOLVED_PACKS) + 1) * n_packs // (2 * SOLVED_PACKS)).tolist()
     figures, tables, size = [], [], 0
@@ -271,13 +276,20 @@ def _solved(
             pad_id=pad_id,
             model=model,
         )
-        figures.append(pack_figures(number, pack.sequence, pack.index, lengths, UnitTotals.of(pack.units), config))
+        full, _ = full_and_window(pack.index, pack.layers)
+        figures.append(
+            pack_figures(number, pack.sequence, full, lengths, UnitTotals.of(pack.units), config, pack.layers)
+        )
         rows = MeasureRows()
-        rows.add_pack(number, pack.index, pack.layouts, pack.boundaries, pack.parts.crops, pack.parts.loads)
+        rows.add_pack(
+            number, pack.index, pack.layouts, pack.boundaries, pack.parts.crops, pack.parts.loads, pack.layers
+        )
         tables.append(rows.table())
         size += len(encode_sequence(pack.sequence)) + len(encode_layouts(pack.layouts))
     columns = {name: np.array([row[name] for row in figures], np.int64) for name in COLUMNS}
-    loads = read_pack_loads(sampled_measures(tables, config), lambda name: columns[name], gpus=question.gpus)
+    loads = read_pack_loads(
+        sampled_measures(tables, config), lambda name: columns[name], gpus=question.gpus, layers=layers
+    )
     return loads, size / len(chosen)
 
 

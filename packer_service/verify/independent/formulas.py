@@ -10,7 +10,7 @@ from jaxtyping import Int64
 
 from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
 from preshard.schemas.layout import TILE
-from preshard.schemas.manifest import Unit
+from preshard.schemas.manifest import LayerMasks, Unit
 from preshard.schemas.model.encoder import VisionEncoder
 from preshard.schemas.sequence import PackedSequence
 
@@ -134,7 +134,9 @@ TRAINING = 6
 """Operations for each multiply-add of the forward pass: two, and three times as many in a training step."""
 
 
-def pack_cost(config: PackConfig, *, lengths: Sequence[int], area: int, load: int) -> float:
+def pack_cost(
+    config: PackConfig, *, lengths: Sequence[int], area: int, load: int, layers: LayerMasks | None = None
+) -> float:
     """Training work in GFLOP. Adds and multiplies in the order that makes a cost the same bits everywhere.
 
     Args:
@@ -142,9 +144,14 @@ def pack_cost(config: PackConfig, *, lengths: Sequence[int], area: int, load: in
         lengths: real tokens of each document.
         area: allowed pairs of the whole pack.
         load: the vision encoder's work for the pack's units, in multiplications.
+        layers: the model's, where some have a window: tiles are those of its layers on average.
     """
     linear = float(_linear_flops(config.cost) * config.seq_len)
-    attention = float(_estimated_tiles(lengths, area)) * float(_tile_flops(config.cost))
+    tiles, n_layers = _estimated_tiles(lengths, area), 1
+    if layers is not None:
+        tiles = layers.full_layers * tiles + layers.window_layers * _window_tiles(lengths, layers.window)
+        n_layers = layers.full_layers + layers.window_layers
+    attention = float(tiles) * float(_tile_flops(config.cost)) / n_layers
     vision = float(load) * float(TRAINING)
     return ((linear + attention) + vision) / 1e9
 
@@ -157,6 +164,16 @@ def _estimated_tiles(lengths: Sequence[int], area: int) -> float:
         below = int((rows * (rows - 1) // 2).sum())
         beyond += below / TILE + n / TILE - n * (n + 1) // 2 / TILE**2
     return beyond + area / TILE**2
+
+
+def _window_tiles(lengths: Sequence[int], window: int) -> float:
+    """Tiles of a causal band: below the diagonal, columns from that of the first key of a row's first query on."""
+    position, total = np.arange(TILE)[:, None], 0.0
+    for n in lengths:
+        rows = np.arange((TILE + n - 2) // TILE + 1)
+        columns = rows - np.maximum((rows * TILE - window + 1) // TILE, 0)
+        total += int((columns * (rows * TILE < position + n)).sum()) / TILE + n / TILE
+    return total
 
 
 def _linear_flops(model: CostConfig) -> int:

@@ -88,6 +88,7 @@ def check_pack_row(
     whole: tuple[int, int],
     expected: Expected,
     config: PackConfig,
+    layers: LayerMasks | None,
 ) -> Iterator[Finding]:
     """``packs.parquet`` says of this pack what its bytes say. ``whole`` is the mask's allowed pairs and tiles."""
     assert expected.pack_row is not None
@@ -114,7 +115,9 @@ def check_pack_row(
         "load": load,
         "attention_area": area,
         "attention_tiles": tiles,
-        "cost": pack_cost(config, lengths=[span.length for span in head.documents], area=area, load=load),
+        "cost": pack_cost(
+            config, lengths=[span.length for span in head.documents], area=area, load=load, layers=layers
+        ),
     }
     for name, found in expected.pack_row.items():
         if name != "head_crc32c" and found != derived[name]:

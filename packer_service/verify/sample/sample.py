@@ -276,7 +276,9 @@ class SampleCheck:
     def _pack_row(self, raw: RawSample, head: SampleHead, sequence: PackedSequence, expected: Expected) -> None:
         if expected.pack_row is not None and self.figures is not None:
             whole = self.figures.whole
-            self._holds(PackRowInvalid, rows.check_pack_row(raw, head, sequence, whole, expected, self.config))
+            self._holds(
+                PackRowInvalid, rows.check_pack_row(raw, head, sequence, whole, expected, self.config, self.masks)
+            )
 
     def _crops(self, head: SampleHead | None, crops: list[Member], *, units_hold: bool) -> None:
         sizes: list[tuple[int, int] | None] = [None] * len(crops)

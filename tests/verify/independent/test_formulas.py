@@ -11,7 +11,7 @@ from made_units import made_units
 from preshard.packer_service.packs.pack import build_sequence
 from preshard.packer_service.packs.rendered import RenderedDocument, cut, document_positions
 from preshard.packer_service.packs.units import Units
-from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles
+from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.cost import pack_cost as planned_cost
 from preshard.packer_service.verify.dataset import MOST_PACKS, choose_packs
 from preshard.packer_service.verify.independent.formulas import (
@@ -25,11 +25,12 @@ from preshard.packer_service.verify.independent.formulas import (
 from preshard.schemas.boundaries import smallest_limit
 from preshard.schemas.config import parse_config
 from preshard.schemas.layout import contiguous_runs, segment_edges, zigzag_runs
-from preshard.schemas.manifest import UNIT_KINDS, Unit
+from preshard.schemas.manifest import UNIT_KINDS, LayerMasks, Unit
 
 
+@pytest.mark.parametrize("window", [None, 1, 129, 1024])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_cost_has_the_bits_of_the_plans(seed: int) -> None:
+def test_a_cost_has_the_bits_of_the_plans(seed: int, window: int | None) -> None:
     """Fails when a term of either formula is left out, or they add in another order."""
     rng = np.random.default_rng(seed)
     dimensions = {"hidden_size": int(rng.integers(1, 9000)), "num_key_value_heads": 3, "vision_num_layers": 7}
@@ -38,11 +39,13 @@ def test_a_cost_has_the_bits_of_the_plans(seed: int) -> None:
     area = int((lengths * (lengths + 1) // 2).sum() + rng.integers(0, 1000))
     causal = causal_area(lengths)
     areas = causal + np.array([area - causal.sum(), *[0] * 11])
-    tiles = document_tiles(lengths, areas).sum(keepdims=True)
-    load = 37 * CostModel.of(config).vision_work_per_crop
+    layers = None if window is None else LayerMasks(full_layers=3, window_layers=7, window=window, groups="all")
+    model = CostModel.of(config, layers)
+    tiles = model.attended_tiles(lengths, areas).sum(keepdims=True)
+    load = 37 * model.vision_work_per_crop
     assert load == 37 * crop_work(config.cost, config.vision)
-    planned = planned_cost(CostModel.of(config), seq_len=config.seq_len, tiles=tiles, loads=np.array([load]))
-    assert pack_cost(config, lengths=lengths.tolist(), area=area, load=load) == planned[0]
+    planned = planned_cost(model, seq_len=config.seq_len, tiles=tiles, loads=np.array([load]))
+    assert pack_cost(config, lengths=lengths.tolist(), area=area, load=load, layers=layers) == planned[0]
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 8])
