@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -62,71 +62,48 @@ class SourceOptions:
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What is read of a source, and as what, and the configuration: the command gets them as ``asked``."""
 
-    @click.option(
-        "--ignore",
-        multiple=True,
-        metavar="PATTERN",
-        help="Leaves out files in folders whose name matches, such as '*.bak'; repeatable.",
-    )
-    @click.option(
-        "--media-root",
-        metavar="FOLDER",
-        help="Folder that relative media paths of rows are relative to, instead of the folder of the row's file.",
-    )
-    @click.option(
-        "--allow-media",
-        multiple=True,
-        metavar="PREFIX",
-        help="A path or URI that rows may reach besides the folders of SOURCE; repeatable.",
-    )
-    @click.option(
-        "--where",
-        metavar="EXPRESSION",
-        help="Packs the rows for which a DuckDB expression over their columns is true, such as 'quality > 0.5'.",
-    )
-    @click.option(
-        "--form",
-        metavar="FORM",
-        help="Form of the rows instead of the one that their columns show: its name, or package.module:function.",
-    )
-    @click.option("--config", "config_file", type=click.Path(path_type=Path), help="Configuration file in YAML.")
-    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Sets one configuration value.")
     @wraps(command)
-    def with_options(**given: Any) -> Any:
+    def asking(**given: Any) -> Any:
         own = {name: given.pop(name) for name in SourceOptions.__dataclass_fields__}
         return command(asked=SourceOptions(**own), **given)
 
-    return with_options
+    text, path = "Sets one configuration value.", click.Path(path_type=Path)
+    options = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=text)(asking)
+    options = click.option("--config", "config_file", type=path, help="Configuration file in YAML.")(options)
+    text = "Form of the rows instead of the one that their columns show: its name, or package.module:function."
+    options = click.option("--form", metavar="FORM", help=text)(options)
+    text = "Packs the rows for which a DuckDB expression over their columns is true, such as 'quality > 0.5'."
+    options = click.option("--where", metavar="EXPRESSION", help=text)(options)
+    text = "A path or URI that rows may reach besides the folders of SOURCE; repeatable."
+    options = click.option("--allow-media", multiple=True, metavar="PREFIX", help=text)(options)
+    text = "Folder that relative media paths of rows are relative to, instead of the folder of the row's file."
+    options = click.option("--media-root", metavar="FOLDER", help=text)(options)
+    text = "Leaves out files in folders whose name matches, such as '*.bak'; repeatable."
+    return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(options)
 
 
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Where tasks run: the command gets ``run_tasks``, which gives what runs a job's tasks and what hears of them."""
 
-    @click.option(
-        "--executor",
-        type=click.Choice(EXECUTORS),
-        default="auto",
-        show_default=True,
-        help="`local` runs tasks on this machine without Ray; `auto` does so unless an address of Ray is given.",
-    )
-    @click.option(
-        "--ray-address",
-        metavar="ADDR",
-        help="Runs tasks on Ray: the address of a cluster, `auto` for the one around, `local` for a new one.",
-    )
-    @click.option("--num-cpus", type=click.IntRange(min=1), help="CPUs to use of this machine; all by default.")
     @wraps(command)
-    def with_options(executor: str, ray_address: str | None, num_cpus: int | None, **given: Any) -> Any:
+    def running(executor: str, ray_address: str | None, num_cpus: int | None, **given: Any) -> Any:
         @contextmanager
         def run_tasks() -> Iterator[tuple[Executor, ConsoleProgress]]:
-            progress = ConsoleProgress()
-            with ExitStack() as stack:
-                stack.callback(progress.close)
-                yield stack.enter_context(choose_executor(executor, ray_address, num_cpus, progress)), progress
+            with (
+                closing(ConsoleProgress()) as progress,
+                choose_executor(executor, ray_address, num_cpus, progress) as tasks,
+            ):
+                yield tasks, progress
 
         return command(run_tasks=run_tasks, **given)
 
-    return with_options
+    text = "CPUs to use of this machine; all by default."
+    options = click.option("--num-cpus", type=click.IntRange(min=1), help=text)(running)
+    text = "Runs tasks on Ray: the address of a cluster, `auto` for the one around, `local` for a new one."
+    options = click.option("--ray-address", metavar="ADDR", help=text)(options)
+    text = "`local` runs tasks on this machine without Ray; `auto` does so unless an address of Ray is given."
+    kinds = click.Choice(EXECUTORS)
+    return click.option("--executor", type=kinds, default="auto", show_default=True, help=text)(options)
 
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -20,6 +19,7 @@ from preshard.packer_service.ingest.text.chat_template import (
     Span,
     conversation,
     refuse_special_text,
+    spelled_by,
 )
 from preshard.schemas.errors import DocumentError
 
@@ -220,13 +220,13 @@ def fill_slots(
 
 def _found(text: str, slots: Sequence[Slot], placeholders: Sequence[str]) -> list[Span]:
     """Where the placeholders stand, which must be those of the slots."""
-    names = sorted(placeholders, key=len, reverse=True)
-    found = list(re.finditer("|".join(map(re.escape, names)), text)) if names else []
+    pattern = spelled_by(placeholders)
+    found = list(pattern.finditer(text)) if pattern else []
     if [one.group() for one in found] != [slot.placeholder for slot in slots]:
         raise DocumentError(
             "bad_row",
-            f"the chat template writes {len(found)} placeholders of images or videos ({', '.join(names)}) where the "
-            f"row shows {len(slots)}, or in another order; name one that shows each once as chat_template",
+            f"the chat template writes {len(found)} placeholders of images or videos ({', '.join(placeholders)}) where "
+            f"the row shows {len(slots)}, or in another order; name one that shows each once as chat_template",
         )
     return [one.span() for one in found]
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import count
 
 from preshard.packer_service.ingest.text.chat_render import render_turns
-from preshard.packer_service.ingest.text.chat_template import ChatTemplate, Conversation, Span, Turn
+from preshard.packer_service.ingest.text.chat_template import ChatTemplate, Conversation, Span, Turn, spelled_by
 from preshard.schemas.errors import DocumentError
 
 MARKED = ("content", "reasoning_content", "reasoning", "thinking", "name")
@@ -222,9 +222,8 @@ def _alike(a: str, b: str) -> int:
 
 def _tokens(template: ChatTemplate, text: str) -> Iterator[Span]:
     """Where a text spells one of the tokenizer's tokens besides its vocabulary."""
-    return (found.span() for found in _pattern(template.tokens).finditer(text))
+    pattern = _pattern(template.tokens)
+    return (found.span() for found in pattern.finditer(text)) if pattern else iter(())
 
 
-@lru_cache(maxsize=4)
-def _pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
+_pattern = lru_cache(maxsize=4)(spelled_by)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -211,7 +211,7 @@ def _runs(parts: Sequence[str | Medium]) -> str:
     return "".join(part if isinstance(part, str) else "\0" for part in parts)
 
 
-def spelled_by(names: Sequence[str]) -> re.Pattern[str] | None:
+def spelled_by(names: Iterable[str]) -> re.Pattern[str] | None:
     """A pattern that finds any of the names, the longest first."""
     ordered = sorted({name for name in names if name}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int32
 
+from preshard.packer_service.ingest.text.chat_template import spelled_by
 from preshard.packer_service.ingest.text.encoded import encode_with_specials
 from preshard.packer_service.ingest.text.tokenizer import (
     MARKS,
@@ -192,7 +193,7 @@ def parse_tokenizer(
     plain.add_special_tokens(sorted(marks))
     vocab_size = max(plain.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     found = find_special_ids(ids, special, vocab_size=vocab_size, special_tokens=special_tokens)
-    uncut = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True)))) if ids else None
+    uncut = spelled_by(ids)
 
     def encode(text: str) -> Int32[np.ndarray, "tokens"]:
         [encoding] = plain.encode_batch_fast([text], add_special_tokens=False)  # "fast" leaves out where tokens stand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from cachetools import LRUCache
+from cachetools import LRUCache, cached
 from pyarrow import ipc
 
 from preshard.packer_service.ingest.fetch import recent_values
@@ -92,9 +92,7 @@ def _of(file: SourceFile) -> list[pa.RecordBatch]:
         raise ConfigError(f"SOURCE {file.uri}: is not an Arrow file ({reason})") from None
 
 
-_CHECKED: LRUCache[tuple[str, int, int], pa.Table] = LRUCache(1024)
-
-
+@cached(LRUCache(1024), key=lambda file, number: (file.uri, file.mtime_ns, file.columns, number))
 def group(file: SourceFile, number: int) -> pa.Table:
     """One group of rows, with the columns that are read.
 
@@ -102,18 +100,14 @@ def group(file: SourceFile, number: int) -> pa.Table:
         DamagedGroupError: there is no such group, or it is not sound: Arrow itself trusts what a file says of places.
         OSError: the file cannot be read.
     """
-    key = (file.uri, file.mtime_ns, number)
-    table = _CHECKED.get(key)
-    if table is None:
-        found = batches(file)
-        if number >= len(found):
-            raise DamagedGroupError(number, 0)
-        batch = found[number]
-        if file.columns is not None:
-            batch = batch.select([name for name in file.columns if name in batch.schema.names])
-        try:
-            batch.validate(full=True)
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise DamagedGroupError(number, found[number].num_rows) from error
-        table = _CHECKED[key] = pa.Table.from_batches([batch])
-    return table
+    found = batches(file)
+    if number >= len(found):
+        raise DamagedGroupError(number, 0)
+    batch = found[number]
+    if file.columns is not None:
+        batch = batch.select([name for name in file.columns if name in batch.schema.names])
+    try:
+        batch.validate(full=True)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise DamagedGroupError(number, found[number].num_rows) from error
+    return pa.Table.from_batches([batch])
