@@ -41,11 +41,36 @@ class BlockMap(NamedTuple):
 
 
 @compiled
+def _append(counts: np.ndarray, low: int, high: int, spans: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+    """Append the spans of equal counts from ``low`` to ``high`` to the first ``size`` spans, and clear the counts.
+
+    Spans start with room for a few in each row; it doubles where masks are more ragged than that.
+    """
+    start = low
+    while start <= high:
+        end = start + 1
+        while end <= high and counts[end] == counts[start]:
+            end += 1
+        if counts[start] > 0:
+            if size == len(spans):
+                longer = np.empty((2 * size, 3), np.int32)
+                for span in range(size):
+                    for field in range(3):
+                        longer[span, field] = spans[span, field]
+                spans = longer
+            spans[size, 0], spans[size, 1], spans[size, 2] = start, end, counts[start]
+            size += 1
+        start = end
+    for column in range(low, high + 1):
+        counts[column] = 0
+    return spans, size
+
+
+@compiled
 def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
     """Spans of each row of blocks, from tiles of which ``per_block`` x ``per_block`` make a block; room is left."""
     count = len(tiles.seen_edges) - 1
     marked, counts = np.full(count, -1, np.int32), np.zeros(blocks + 1, np.int32)
-    # Room for a few spans in each row; it doubles where masks are more ragged than that.
     edges, spans, size = np.zeros(blocks + 1, np.int64), np.empty((4 * blocks + 16, 3), np.int32), 0
     for block in range(blocks):
         low, high = blocks, -1
@@ -60,25 +85,26 @@ def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np
                         marked[column] = row
                         counts[column // per_block] += 1
                         low, high = min(low, column // per_block), max(high, column // per_block)
-        start = low
-        while start <= high:
-            end = start + 1
-            while end <= high and counts[end] == counts[start]:
-                end += 1
-            if counts[start] > 0:
-                if size == len(spans):
-                    longer = np.empty((2 * size, 3), np.int32)
-                    for span in range(size):
-                        for field in range(3):
-                            longer[span, field] = spans[span, field]
-                    spans = longer
-                spans[size, 0], spans[size, 1], spans[size, 2] = start, end, counts[start]
-                size += 1
-            start = end
-        for column in range(low, high + 1):
-            counts[column] = 0
+        spans, size = _append(counts, low, high, spans, size)
         edges[block + 1] = size
     return edges, spans
+
+
+@compiled
+def _merge_rows(edges: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Spans of each pair of rows over pairs of columns; room is left."""
+    half = len(edges) // 2
+    counts, merged_edges = np.zeros(half + 1, np.int32), np.zeros(half + 1, np.int64)
+    merged, size = np.empty((4 * half + 16, 3), np.int32), 0
+    for row in range(half):
+        low, high = half, -1
+        for span in range(edges[2 * row], edges[2 * row + 2]):
+            for column in range(spans[span, 0], spans[span, 1]):
+                counts[column // 2] += spans[span, 2]
+            low, high = min(low, spans[span, 0] // 2), max(high, (spans[span, 1] - 1) // 2)
+        merged, size = _append(counts, low, high, merged, size)
+        merged_edges[row + 1] = size
+    return merged_edges, merged
 
 
 @compiled
@@ -137,11 +163,25 @@ def block_map(index: MaskIndex, block_size: int, *, tile: int = TILE) -> BlockMa
     blocks = index.seq_len // block_size
     unit = tile if block_size % tile == 0 else block_size
     incidence = chunk_incidence(index, whole_run(index.seq_len), unit)
-    row_edges, with_room = _rows(incidence, block_size // unit, blocks)
+    edges, spans = _rows(incidence, block_size // unit, blocks)
+    return _from_rows(edges, spans, np.diff(real_before(index, np.arange(blocks + 1) * block_size)))
+
+
+def merge_pairs(blocks: BlockMap) -> BlockMap:
+    """The map of blocks twice as long, of an even number of blocks. Entries count the same tiles."""
+    edges, spans = _merge_rows(blocks.row_edges, blocks.row_spans)
+    return _from_rows(edges, spans, blocks.real.reshape(-1, 2).sum(axis=1))
+
+
+def _from_rows(
+    row_edges: Int64[np.ndarray, "blocks_plus_1"],
+    with_room: Int32[np.ndarray, "room 3"],
+    real: Int64[np.ndarray, "blocks"],
+) -> BlockMap:
     row_spans = with_room[: row_edges[-1]].copy()
     column_edges, column_spans = _transpose(row_edges, row_spans)
     span_tiles = (row_spans[:, 1] - row_spans[:, 0]).astype(np.int64) * row_spans[:, 2]
-    real_edges = real_before(index, np.arange(blocks + 1) * block_size)
+    real_edges = np.concatenate([[0], np.cumsum(real)])
     span_keys = real_edges[row_spans[:, 1]] - real_edges[row_spans[:, 0]]
     return BlockMap(
         row_edges=row_edges,
@@ -149,6 +189,6 @@ def block_map(index: MaskIndex, block_size: int, *, tile: int = TILE) -> BlockMa
         column_edges=column_edges,
         column_spans=column_spans,
         loads=_sum_rows(span_tiles, row_edges),
-        real=np.diff(real_edges),
+        real=real,
         row_keys=_sum_rows(span_keys, row_edges),
     )

@@ -1,10 +1,17 @@
 """``balanced_gather``: whole blocks dealt so that all ranks have equally many tiles and few keys move.
 
 When keys are gathered before the kernel runs, a rank's time is the tiles of its own rows, whoever holds the keys. Equal
-loads are easy; among the many balanced deals the search looks for the one whose ranks need the fewest keys. Its cost is
-the keys needed plus a penalty for each tile above the limit. It exchanges two blocks of two ranks, takes what does not
-raise the cost, and early on also what raises it by less than a falling random threshold ("threshold accepting", Dueck
-and Scheuer 1990: annealing without exponentials, so that all machines take the same way).
+loads are easy; among the many balanced deals the search looks for the one whose ranks fetch the fewest keys. Its cost
+is the keys fetched plus a penalty for each tile above the limit. It exchanges two blocks of two ranks, takes what does
+not raise the cost, and early on also what raises it by less than a falling random threshold ("threshold accepting",
+Dueck and Scheuer 1990: annealing without exponentials, so that all machines take the same way).
+
+A step waits for the rank that fetches most. So half of the cost counts all keys alike, and half counts them by the
+square of what a rank fetches.
+
+Exchanging single blocks hardly ever moves a document to another rank, because both ranks need its keys halfway. So
+blocks are merged in pairs, again and again, and the longest are dealt first; then they are split again and the search
+goes on from there (the multilevel method, Hendrickson and Leland 1995).
 
 A model with sliding windows has two masks, and gathers keys for each. Tiles and keys of a mask count as often as it has
 layers.
@@ -13,11 +20,12 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from preshard.packer_service.layout.blocks import BlockMap, WeighedMap, sum_loads
+from preshard.packer_service.layout.blocks import BlockMap, WeighedMap, merge_pairs, sum_loads
 from preshard.packer_service.layout.deals import consecutive, draw_pair, head_tail, longest_first, next_random
 from preshard.packer_service.numerics.compiled import ONE, compiled
 
@@ -28,16 +36,20 @@ DEAR = 64
 """How many times its price a tile above the limit weighs once the limit comes first. It is then worth the keys of 128
 blocks: no exchange saves more unless its two rows see more than 128 blocks together."""
 
-EXCHANGES = 450
-"""Exchanges tried for each block in the usual three runs together. On packs of the demo at R = 8, half as many leave 4%
-more keys to move, and twice as many save 4%."""
+EXCHANGES = 400
+"""Exchanges tried for each block. Where blocks are merged, half of all go to the longest blocks and half to the blocks
+as they are, half of those to pairs, and so on."""
+
+FEWEST = 4
+"""Merged blocks that a rank must have at least."""
 
 MOST_WORK = 6_000_000_000
 """Bound of a search's work in steps of its inner loops: an exchange touches every block that its two rows see. It keeps
 packs of a million tokens below two seconds (docs/layouts.md)."""
 
 Found = tuple[np.ndarray, int, int]
-"""Owners, their tiles above the limits, and the keys that all ranks need, each times the weights of the masks."""
+"""Owners, their tiles above the limits, and the sum of squares of the keys that ranks fetch, each times the weights of
+the masks."""
 
 
 @compiled
@@ -94,14 +106,14 @@ def _see(seen: np.ndarray, spans: np.ndarray, count: int, sign: int) -> None:
 
 
 @compiled
-def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.int64]:
-    """Rows of each rank that see each block, tiles of each rank, and the keys that all ranks need."""
-    seen, loads, need = np.zeros((ring, len(owners)), np.int32), np.zeros(ring, np.int64), np.int64(0)
+def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each rank: its rows that see each block, its tiles, and the keys that it needs, held ones among them."""
+    seen, loads, need = np.zeros((ring, len(owners)), np.int32), np.zeros(ring, np.int64), np.zeros(ring, np.int64)
     for row in range(len(owners)):
         loads[owners[row]] += blocks.loads[row]
         for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
             for column in range(blocks.row_spans[span, 0], blocks.row_spans[span, 1]):
-                need += blocks.real[column] if seen[owners[row], column] == 0 else 0
+                need[owners[row]] += blocks.real[column] if seen[owners[row], column] == 0 else 0
                 seen[owners[row], column] += 1
     return seen, loads, need
 
@@ -127,17 +139,18 @@ def _search(
     tries: int,
     seed: int,
 ) -> tuple[np.ndarray, np.int64, np.int64]:
-    """The best owners met in ``tries`` exchanges: fewest tiles above ``limits``, then fewest keys needed.
+    """The best owners met in ``tries`` exchanges: fewest tiles above ``limits``, then the least sum of squared keys.
 
     An exchange is accepted when it costs at most a threshold. That is the product of two random fractions of 1,024 and
     a ceiling which falls linearly from ``threshold`` to 0: most draws are far below the ceiling, a few come near it.
     """
     owners, count, masks, most_spans = start.copy(), len(start), len(maps), 0
-    seen, loads, need = np.zeros((masks, ring, count), np.int32), np.zeros((masks, ring), np.int64), np.int64(0)
+    seen, loads = np.zeros((masks, ring, count), np.int32), np.zeros((masks, ring), np.int64)
+    fetched, total, squares = np.zeros(ring, np.int64), np.int64(0), np.int64(0)
     row_keys, gains, differing = np.zeros(count, np.int64), np.empty(masks, np.int64), np.empty(masks, np.int64)
     for mask in range(masks):
         seen[mask], loads[mask], keys = _begin(maps[mask], owners, ring)
-        need += weights[mask] * keys
+        fetched += weights[mask] * (keys - maps[mask].real.sum() // ring)
         for row in range(count):
             most_spans = max(most_spans, maps[mask].row_edges[row + 1] - maps[mask].row_edges[row])
             row_keys[row] += weights[mask] * maps[mask].row_keys[row]
@@ -145,7 +158,10 @@ def _search(
     excess = np.int64(0)
     for rank in range(ring):
         excess += _excess(loads, limits, weights, rank)
-    best, best_excess, best_need = owners.copy(), excess, need
+        keys_of_rank = max(np.int64(0), fetched[rank])
+        total += keys_of_rank
+        squares += keys_of_rank * keys_of_rank
+    best, best_excess, best_squares = owners.copy(), excess, squares
     state = np.uint64(seed)
     for turn in range(tries):
         state = next_random(state)
@@ -162,33 +178,44 @@ def _search(
         state = next_random(state)
         low, high = np.int64(state & np.uint64(1023)), np.int64((state >> np.uint64(32)) & np.uint64(1023))
         allowed = threshold * (tries - turn) // tries * low * high >> 20  # over 1024 * 1024
-        # An exchange saves at most all keys of both rows.
+        # An exchange hardly saves more than all keys of both rows.
         if penalty * over > allowed + row_keys[i] + row_keys[j]:
             continue
-        change, is_same = np.int64(0), True
+        change_here, change_there, is_same = np.int64(0), np.int64(0), True
         for mask in range(masks):
             differing[mask] = _difference(maps[mask], i, j, spans[mask])
             is_same &= differing[mask] == 0
         if is_same:
             continue
         for mask in range(masks):
-            keys = _change_of_keys(seen[mask, a], maps[mask].real, spans[mask], differing[mask], ONE)
-            keys += _change_of_keys(seen[mask, b], maps[mask].real, spans[mask], differing[mask], -ONE)
-            change += weights[mask] * keys
-        if change + penalty * over > allowed:
+            change_here += weights[mask] * _change_of_keys(
+                seen[mask, a], maps[mask].real, spans[mask], differing[mask], ONE
+            )
+            change_there += weights[mask] * _change_of_keys(
+                seen[mask, b], maps[mask].real, spans[mask], differing[mask], -ONE
+            )
+        old_here, old_there = max(np.int64(0), fetched[a]), max(np.int64(0), fetched[b])
+        new_here = max(np.int64(0), fetched[a] + change_here)
+        new_there = max(np.int64(0), fetched[b] + change_there)
+        more_keys = new_here + new_there - old_here - old_there
+        more_squares = new_here * new_here + new_there * new_there - old_here * old_here - old_there * old_there
+        twice_mean = max(np.int64(1), 2 * total // ring)  # a key more changes the square of a rank at the mean by it
+        if (more_keys + more_squares // twice_mean) // 2 + penalty * over > allowed:
             continue
         for mask in range(masks):
             _see(seen[mask, a], spans[mask], differing[mask], ONE)
             _see(seen[mask, b], spans[mask], differing[mask], -ONE)
             loads[mask, a] += gains[mask]
             loads[mask, b] -= gains[mask]
-        need, excess = need + change, excess + over
+        fetched[a] += change_here
+        fetched[b] += change_there
+        total, squares, excess = total + more_keys, squares + more_squares, excess + over
         owners[i], owners[j] = b, a
-        if excess < best_excess or (excess == best_excess and need < best_need):
-            best_excess, best_need = excess, need
+        if excess < best_excess or (excess == best_excess and squares < best_squares):
+            best_excess, best_squares = excess, squares
             for block in range(count):
                 best[block] = owners[block]
-    return best, best_excess, best_need
+    return best, best_excess, best_squares
 
 
 def gather_owners(
@@ -212,33 +239,78 @@ def gather_owners(
     count = len(masks[0].blocks.loads)
     if ring_degree == 1:
         return np.zeros(count, np.int32)
-    maps, weights = tuple(each.blocks for each in masks), np.array([each.weight for each in masks], np.int64)
-    limits, all_weights = _limits(masks, ring_degree, at_most), int(weights.sum())
-    price, tries = _tile_price(masks[0].blocks), _default_tries(masks) if tries is None else tries
+    limits, price = _limits(masks, ring_degree, at_most), _tile_price(masks[0].blocks)
+    tries = _default_tries(masks) if tries is None else tries
+    lengths = [masks]  # of blocks as they are, of pairs, of pairs of pairs; all have the same tiles
+    while len(lengths[-1][0].blocks.loads) % (2 * ring_degree) == 0 and count >> len(lengths) >= FEWEST * ring_degree:
+        lengths.append([WeighedMap(merge_pairs(each.blocks), each.weight) for each in lengths[-1]])
+    found = list[Found]()
+    for merged in reversed(range(len(lengths))):
+        runs = _Runs(masks=lengths[merged], ring_degree=ring_degree, limits=limits, price=price, seed=8 * merged)
+        if found:
+            found = runs.refine(np.repeat(_best(found)[0], 2), 3 * price << merged >> 1, tries >> merged + 1)
+        else:
+            found = runs.begin(tries >> 1 if merged else tries)
+    if _best(found)[1]:
+        # No deal is within the limits: the shortest path known becomes them, and is kept.
+        known = [head_tail(count, ring_degree), longest_first(sum_loads(masks), ring_degree), *rivals]
+        known += [each[0] for each in found]
+        paths = [_paths(masks, owners, ring_degree) for owners in known]
+        weights = np.array([each.weight for each in masks], np.int64)
+        limits, start = min(zip(paths, known, strict=True), key=lambda each: int((weights * each[0]).sum()))
+        runs = _Runs(masks=masks, ring_degree=ring_degree, limits=limits, price=price, seed=0)
+        found = [runs.search(start, DEAR * price, price, tries >> 2, 6)]
+    return _best(found)[0]
 
-    def search(start: np.ndarray, penalty: int, threshold: int, part: int, seed: int) -> Found:
-        """One run with a ``part``-th of the budget. Each run of a pack has a seed of its own, counted from 1."""
-        ceiling = threshold * all_weights
-        found: Found = _search(maps, weights, start, ring_degree, limits, penalty, ceiling, tries // part, seed)
+
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """Runs of the search over blocks of one length.
+
+    Attributes:
+        masks, ring_degree: as of :func:`gather_owners`.
+        limits: of each mask, the most tiles that a rank may have.
+        price: keys that one tile above the limit weighs.
+        seed: added to the seeds of the runs: each run of a pack has its own.
+    """
+
+    masks: Sequence[WeighedMap]
+    ring_degree: int
+    limits: Int64[np.ndarray, "masks"]
+    price: int
+    seed: int
+
+    def search(self, start: Int32[np.ndarray, "blocks"], penalty: int, threshold: int, tries: int, seed: int) -> Found:
+        """One run, its threshold for a single mask."""
+        weights = np.array([each.weight for each in self.masks], np.int64)
+        maps, ceiling = tuple(each.blocks for each in self.masks), threshold * int(weights.sum())
+        found: Found = _search(
+            maps, weights, start, self.ring_degree, self.limits, penalty, ceiling, tries, self.seed + seed
+        )
         return found
 
-    # Tiles are cheap at first, so that documents can change ranks, then expensive.
-    starts = [head_tail(count, ring_degree), consecutive(count, ring_degree)]
-    found = [search(start, price // 2, 2 * price, 4, seed) for seed, start in enumerate(starts, 1)]
-    middle = min(found, key=lambda each: each[2] + price // 2 * each[1])
-    found.append(search(middle[0], price, price, 2, 3))
-    if min(found, key=_tiles_then_keys)[1]:
-        # The keys were worth more than the tiles, as in a mask of squares.
-        starts += [min(found, key=_tiles_then_keys)[0], longest_first(sum_loads(masks), ring_degree)]
-        found += [search(start, DEAR * price, price, 4, seed) for seed, start in enumerate(starts[2:], 4)]
-    best = min(found, key=_tiles_then_keys)
-    if best[1]:
-        # No deal is within the limits: the shortest path known becomes them, and is kept.
-        known = [*starts, *rivals, *(each[0] for each in found)]
-        paths = [_paths(masks, owners, ring_degree) for owners in known]
-        limits, start = min(zip(paths, known, strict=True), key=lambda each: int((weights * each[0]).sum()))
-        best = search(start, DEAR * price, price, 4, 6)
-    return best[0]
+    def begin(self, tries: int) -> list[Found]:
+        """Runs from deals that are known. Tiles are cheap at first, so that documents can change ranks."""
+        count = len(self.masks[0].blocks.loads)
+        starts = [head_tail(count, self.ring_degree), consecutive(count, self.ring_degree)]
+        found = [
+            self.search(start, self.price // 2, 2 * self.price, tries // 4, seed)
+            for seed, start in enumerate(starts, 1)
+        ]
+        found.append(self.search(_best(found)[0], self.price, self.price, tries // 2, 3))
+        return self._within_limits(found, tries // 2)
+
+    def refine(self, start: Int32[np.ndarray, "blocks"], threshold: int, tries: int) -> list[Found]:
+        """Runs from the deal of longer blocks."""
+        return self._within_limits([self.search(start, 2 * self.price, threshold, tries, 1)], tries // 2)
+
+    def _within_limits(self, found: list[Found], tries: int) -> list[Found]:
+        """More runs where the keys were worth more than the tiles, as in a mask of squares."""
+        if not _best(found)[1]:
+            return found
+        starts = [_best(found)[0], longest_first(sum_loads(self.masks), self.ring_degree)]
+        more = [self.search(start, DEAR * self.price, self.price, tries, seed) for seed, start in enumerate(starts, 4)]
+        return found + more
 
 
 def _limits(masks: Sequence[WeighedMap], ring_degree: int, at_most: int | None) -> Int64[np.ndarray, "masks"]:
@@ -266,8 +338,9 @@ def _paths(
     return most
 
 
-def _tiles_then_keys(found: Found) -> tuple[int, int]:
-    return found[1], found[2]
+def _best(found: list[Found]) -> Found:
+    """The one with the fewest tiles above the limits, then the least sum of squared keys."""
+    return min(found, key=lambda each: each[1:])
 
 
 def _tile_price(blocks: BlockMap) -> int:

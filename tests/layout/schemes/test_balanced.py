@@ -119,6 +119,26 @@ def test_short_documents_are_not_spread_when_keys_are_gathered():
     assert keys_fetched(mask, dealt, 4).sum() == 32 * TILE
 
 
+def test_whole_documents_change_ranks():
+    # Fails when blocks are not merged: one by one they do not cross over, since halfway both ranks need the keys.
+    mask = documents([20 * TILE] * 8 + [12 * TILE] * 8, 256 * TILE)
+    assert keys_fetched(mask, runs_from_owners(gather_owners(mapped(mask), 8), TILE), 8).sum() == 0
+
+
+def test_no_rank_fetches_far_more_than_others():
+    # Fails when only the sum of all keys counts: a step waits for the rank that fetches most (78 blocks instead of 67).
+    most = 0
+    for seed in range(6):
+        rng, parts = np.random.default_rng(seed), list[np.ndarray]()
+        while sum(map(len, parts)) < 288:  # a prefix of -1, and annotations of a block each
+            parts.append(np.r_[np.full(rng.integers(2, 12), -1), np.arange(rng.integers(0, 20))])
+        doc = np.repeat(np.arange(len(parts)), [len(part) for part in parts])[:288].repeat(TILE).astype(np.int32)
+        branch = (np.concatenate(parts)[:288] + 1).repeat(TILE).astype(np.int32)
+        mask = MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=np.full(288 * TILE, -1, np.int32))
+        most += keys_fetched(mask, runs_from_owners(gather_owners(mapped(mask), 8), TILE), 8).max() // TILE
+    assert most <= 72
+
+
 def test_a_mask_of_squares_is_balanced_too():
     # Fails when the keys weigh more than the tiles: in an image group every block sees the whole document.
     doc = np.repeat([0, 1, -1], [40 * TILE, 12 * TILE, 12 * TILE]).astype(np.int32)
