@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import set_multithreading_enabled
 from torch.utils.weak import WeakIdKeyDictionary
@@ -100,6 +101,7 @@ def fake_cuda(memory: int, waits: Callable[[str], None]) -> Iterator[None]:
         (Tensor, "is_pinned", lambda tensor, *_: tensor.untyped_storage() in pinned),
         (Tensor, "record_stream", lambda *_: None),
         (FakeTensor, "tolist", listed),
+        (fake_tensor, "init_gpu_context", lambda *_: None),
         (torch.nn.functional, "scaled_dot_product_attention", _fused(torch.nn.functional.scaled_dot_product_attention)),
         (flex, "compiled_attention", lambda *_: _flex_attention),
     ]
