@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.layout import BLOCK_SCHEMES
+from preshard.schemas.layout import BLOCK_SCHEMES, TILE
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.model.memory import (
@@ -83,6 +83,8 @@ class Packs:
             rows=float((rows * busiest).max()),
             keys=0.0 if ulysses == config.cp_size else travelling,
             key_heads=min(lcm(kv_heads, ulysses) / ulysses, config.head_stride or kv_heads),
+            tables=own * self.seq_len / TILE**2,
+            in_parts=config.attention in ("ring", "hybrid") and ulysses < config.cp_size,
         )
 
 
@@ -126,6 +128,7 @@ class Fitting:
             offload=inputs_wait(config.offload) != "none",
             on_host=state_on_host(config.offload),
             mlp_tiles=config.mlp_tiles,
+            compiled=bool(config.compile),
             trains=self.trains,
         )
         return FitEstimate(parts=memory.of_rank(self.packs.share(config, self.sizes.kv_heads)), device=self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from preshard.schemas.model.dimensions import ModelDimensions
 
@@ -18,14 +18,36 @@ USABLE = 0.9
 STATE_NUMBERS = 4
 """Numbers for each parameter: itself, its gradient and AdamW's two means."""
 
-QUERIES_KEPT, KEYS_KEPT, INNER_KEPT = 6, 5, 4
-"""Numbers that a layer of Qwen3 keeps of each token, as multiples of the widths of all queries,
-of all keys and of the MLP: ``tests/benchmarks/advice_memory.py`` counts them. Llama, without norms of queries and keys,
-keeps 3 and 2 of these two."""
 
-HIDDEN_SLOPES, QUERIES_SLOPES, INNER_SLOPES, VISION_SLOPES = 2, 4, 3.5, 0.5
+class Kept(NamedTuple):
+    """Numbers that a layer keeps of each token, as multiples of the width of the residual stream, of all queries, of
+    all keys and of the MLP; and, of the residual stream, what a norm's backward pass has in float32.
+    """
+
+    hidden: int
+    queries: int
+    keys: int
+    inner: int
+    norm: int
+
+
+PLAIN, COMPILED = Kept(8, 6, 5, 4, 12), Kept(4, 3, 3, 3, 0)
+"""Of Qwen3: ``tests/benchmarks/advice_memory.py`` and ``dry_run.py`` count them. A norm keeps copies in float32, which
+fused kernels make again. Plain Llama, without norms of queries and keys, keeps 3 and 2 of these two."""
+
+HIDDEN_SLOPES, INNER_SLOPES, VISION_SLOPES = 2, 3.5, 0.5
 """Gradients that a layer's backward pass has at once: multiples of the same widths; of the encoder, of what a layer
 keeps. As ``tests/benchmarks/dry_run.py`` counts them."""
+
+QUERIES_SLOPES, RING_SLOPES = 3, 4
+"""The same of the queries in attention, in the model's numbers beside one in those of sums; and those in numbers of
+sums that a ring has besides, whose kernel goes backward by one part of the keys at a time."""
+
+TABLE_BYTES = 16
+"""FlexAttention has four tables of tiles: full and partial ones, by queries and by keys, as 32-bit numbers."""
+
+MOST_SUMMANDS = 8
+"""Gradients of a weight that a compiled block has at once where its MLP takes tokens in tiles."""
 
 VISION_KEPT = 20
 """The same of a layer of the vision encoder and its width: the same script counts 11 of the width and 2 of the MLP in a
@@ -44,6 +66,8 @@ class RankShare:
         patches, rows: of the vision encoder, and the rows of features that it makes of them.
         keys: tokens whose keys and values it holds while a layer is computed, its own included; 0 where none travel.
         key_heads: heads of these.
+        tables: entries of attention's tables of tiles, a row for each tile of queries.
+        in_parts: whether attention goes backward for one part of the keys at a time, as a ring does.
     """
 
     tokens: float
@@ -51,6 +75,8 @@ class RankShare:
     rows: float
     keys: float
     key_heads: float
+    tables: float = 0.0
+    in_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +87,7 @@ class MemoryParts:
         state: its part of parameters and the optimiser's state, and of the gradients that are there.
         gathered: whole parameters of the blocks in use, of embedding and output projection, and whole gradients.
         activations: what the forward pass keeps for the backward pass, and what a layer has in use.
-        keys: keys and values of other ranks, with their gradients.
+        keys: keys and values of other ranks, with their gradients; and attention's tables of tiles.
         logits: logits, and the gradient of the output projection.
         host: what waits in the host's memory, which is no part of the total.
     """
@@ -115,6 +141,7 @@ class TrainingMemory:
         offload: whether inputs of blocks that are computed again wait on the host, or on a disk.
         on_host: whether parameters, gradients and the optimiser's state stay on the host.
         mlp_tiles: parts in which the MLPs take a rank's tokens, each computed again.
+        compiled: whether what lies between two attentions is fused.
         trains: None if the whole model does.
     """
 
@@ -128,13 +155,14 @@ class TrainingMemory:
     offload: bool = False
     on_host: bool = False
     mlp_tiles: int = 1
+    compiled: bool = False
     trains: Trains | None = None
 
     def of_rank(self, share: RankShare) -> MemoryParts:
         """Memory of a rank with such a share of a pack, in the moment of a step in which it is largest."""
         trains = self.trains or Trains(trained=self.sizes.parameters, frozen=0, blocks=True, head=True, encoder=True)
         largest = max(self._moments(share, trains), key=lambda parts: parts.total)
-        return replace(largest, host=self._host(share, trains))
+        return replace(largest, keys=largest.keys + TABLE_BYTES * share.tables, host=self._host(share, trains))
 
     def _host(self, share: RankShare, trains: Trains) -> float:
         sizes, taken = self.sizes, self.state_bytes * trains.trained + self.sum_bytes * trains.frozen
@@ -166,10 +194,14 @@ class TrainingMemory:
             logits=chunk + summed * head * trains.head,
         )
         whole = number * (root + BLOCKS_GATHERED * block) + (number + sums) * block * trains.blocks + staged
-        mlp, attention = (share.tokens * numbers for numbers in self._in_use())
+        summands = (min(self.mlp_tiles, MOST_SUMMANDS) - 1) * number * 3 * sizes.hidden * sizes.inner
+        of_tiles = whole + summands * self.compiled * trains.blocks
+        mlp, attention = (share.tokens * numbers for numbers in self._in_use(in_parts=share.in_parts))
         keys = 2 * share.key_heads * sizes.head_dim * share.keys * max(number + summed, 2 * sums)
         for state, kept in ((between, decoder), (after, decoder / max(sizes.layers, 1))):
-            yield MemoryParts(state=state, gathered=whole, activations=kept + of_encoder + mlp, keys=0, logits=slopes)
+            yield MemoryParts(
+                state=state, gathered=of_tiles, activations=kept + of_encoder + mlp, keys=0, logits=slopes
+            )
             yield MemoryParts(
                 state=state, gathered=whole, activations=kept + of_encoder + attention, keys=keys, logits=slopes
             )
@@ -188,27 +220,41 @@ class TrainingMemory:
         """Bytes of a token that a layer keeps for the backward pass."""
         sizes, given = self.sizes, 0 if self.offload else self.sizes.hidden
         attention = sizes.heads * sizes.head_dim
+        of_mlp = self._widths().inner * sizes.inner if self.mlp_tiles == 1 else 0
         numbers = {
-            "none": self._layer() + (INNER_KEPT * sizes.inner if self.mlp_tiles == 1 else 0),
+            "none": self._layer() + of_mlp,
             "selective": given + attention,
             "full": given,
         }[self.recompute]
         return self.compute_bytes * numbers
 
+    def _widths(self) -> Kept:
+        """What a layer keeps. Each norm that Qwen3 has not keeps its input and its result, plain ones also copies."""
+        if not self.compiled:
+            return PLAIN._replace(hidden=self.sizes.hidden_kept)
+        return COMPILED._replace(hidden=COMPILED.hidden + 2 * (self.sizes.hidden_kept > PLAIN.hidden))
+
     def _layer(self) -> float:
         """Numbers of a token that a layer keeps, without its MLP."""
-        sizes = self.sizes
-        heads = QUERIES_KEPT * sizes.heads + KEYS_KEPT * sizes.kv_heads
-        return sizes.hidden_kept * sizes.hidden + heads * sizes.head_dim
+        sizes, kept = self.sizes, self._widths()
+        return kept.hidden * sizes.hidden + (kept.queries * sizes.heads + kept.keys * sizes.kv_heads) * sizes.head_dim
 
-    def _in_use(self) -> tuple[float, float]:
-        """Bytes of a token that the backward pass of a layer has besides: in its MLP, and in its attention."""
-        sizes, tiled, again = self.sizes, self.mlp_tiles > 1, self.recompute != "none"
+    def _in_use(self, *, in_parts: bool) -> tuple[float, float]:
+        """Bytes of a token that the backward pass of a layer has besides: in its MLP or the norm before it, and in its
+        attention, when half of the layer has gone backward.
+        """
+        sizes, kept, again, tiled = self.sizes, self._widths(), self.recompute != "none", self.mlp_tiles > 1
         made = self._layer() if again else 0
-        inner = (INNER_KEPT * (again or tiled) + INNER_SLOPES) * sizes.inner / self.mlp_tiles
-        slopes = HIDDEN_SLOPES * sizes.hidden
-        own = QUERIES_SLOPES * sizes.heads * sizes.head_dim
-        return self.compute_bytes * (made + inner + slopes), self.compute_bytes * (made + own + slopes)
+        inner = (kept.inner * (again or tiled) + INNER_SLOPES) * sizes.inner / self.mlp_tiles
+        slopes = (HIDDEN_SLOPES + 2 * (self.compiled and tiled)) * sizes.hidden
+        norm = (kept.norm - kept.hidden / 4) * sizes.hidden
+        gone = kept.hidden / 2 * sizes.hidden
+        sums = self.sum_bytes / self.compute_bytes
+        own = (QUERIES_SLOPES + sums * (1 + RING_SLOPES * in_parts)) * sizes.heads * sizes.head_dim
+        return (
+            self.compute_bytes * (made + max(inner + slopes, norm)),
+            self.compute_bytes * (made - gone + own + sizes.hidden),
+        )
 
     def _encoder(self, share: RankShare, *, trained: bool) -> tuple[float, float]:
         """Bytes of the patches and of the rows that are made of them, which are not computed again; and what a layer

@@ -29,12 +29,14 @@ RUNS: tuple[tuple[str, dict[str, Any], int, int, dict[str, Any]], ...] = (
     ("TRL, Qwen3-8B", TEXT, 1_048_576, 8, {"ring": 8}),
     ("TRL, Qwen3-8B", TEXT, 1_048_576, 8, {"ring": 8, "head_stride": 1}),
     ("TRL, Qwen3-8B", TEXT, 1_048_576, 8, {"ring": 8, "attention": "ring"}),
-    ("ALST, Llama-8B", LLAMA, 524_288, 1, {}),
-    ("ALST, Llama-8B", LLAMA, 3_670_016, 8, {"ulysses": 8}),
-    ("ALST, Llama-8B", LLAMA, 14_680_064, 32, {"ulysses": 8, "ring": 4, "attention": "ring"}),
-    ("8B at 128k", LLAMA, 131_072, 8, {"ring": 8, "recompute": "selective"}),
+    ("ALST, Llama-8B", LLAMA, 500_096, 1, {}),
+    ("ALST, Llama-8B", LLAMA, 3_700_736, 8, {"ulysses": 8}),
+    ("ALST, Llama-8B", LLAMA, 15_003_648, 32, {"ulysses": 32}),
+    ("ALST, Llama-8B", LLAMA, 15_003_648, 32, {"ulysses": 8, "ring": 4, "attention": "ring"}),
+    ("torchtitan, Llama 3.1 8B", LLAMA, 131_072, 8, {"ring": 4, "dp_shard": 2, "recompute": "full"}),
+    ("torchtitan, Llama 3.1 8B", LLAMA, 262_144, 8, {"ring": 8, "recompute": "full"}),
 )
-SAVING = {"recompute": "full", "offload": "host", "mlp_tiles": 32, "logits_mib": 256}
+SAVING = {"recompute": "full", "offload": "all", "mlp_tiles": 64, "logits_mib": 256}
 
 
 def main() -> int:
@@ -50,6 +52,7 @@ def main() -> int:
         "keys",
         "logits",
         "all",
+        "on the host",
         "fits 80 GB",
     ]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
@@ -57,10 +60,10 @@ def main() -> int:
         sizes = model_dimensions(text, None, name)
         packs = Packs(seq_len=tokens, images=np.zeros((3, 1), np.int64), rings=frozenset({ranks}))
         saving = {} if "recompute" in split else SAVING
-        given = {"data": "DATASET", "model": "DIR", "steps": 1, "dtype": "bfloat16", **saving, **split}
+        given = {"data": "DATASET", "model": "DIR", "steps": 1, "dtype": "bfloat16", "compile": True, **saving, **split}
         found = Fitting(sizes=sizes, packs=packs, device=H100).estimate(TrainConfig.model_validate(given))
         parts = found.parts
-        figures = [parts.state, parts.gathered, parts.activations, parts.keys, parts.logits, parts.total]
+        figures = [*parts.on_device.values(), parts.total, parts.host]
         how = " ".join(f"{key} {value}" for key, value in split.items()) or "one GPU"
         cells = [name, f"{tokens:,}", str(ranks), how, *(f"{each / 1e9:.1f}" for each in figures)]
         print(f"| {' | '.join(cells)} | {'yes' if parts.total <= USABLE * H100 else 'no'} |")

@@ -49,7 +49,7 @@ def main() -> int:
         fitting = Fitting(sizes=sizes, packs=packs, device=H100)
         for dtype in ("bfloat16", "float32"):
             given = {"data": "DATASET", "model": "DIR", "steps": 1, "ring": RANKS, "dtype": dtype}
-            auto = TrainConfig.model_validate({**given, "layout": "balanced_gather"})
+            auto = TrainConfig.model_validate({**given, "layout": "balanced_gather", "compile": True})
             held = [fitting.estimate(auto.model_copy(update={"recompute": way})).parts.total / GIB for way in RECOMPUTE]
             taken, found = fitting.least_recompute(auto)
             chosen = taken.recompute if found.fits else fitting.remedy(taken, RANKS)

@@ -213,7 +213,7 @@ def test_a_step_waits_for_its_most_expensive_pack() -> None:
 
 def test_what_does_not_fit_comes_last_and_says_so() -> None:
     """Fails when a split that no device can hold is recommended for its speed."""
-    found = advise(asked(memory_gb=0.007, logits_gb=0.0, offload="none"), loads(8, keys=0))
+    found = advise(asked(memory_gb=0.0055, logits_gb=0.0, offload="none"), loads(8, keys=0))
     fits = [each.fits for each in found]
     assert fits == sorted(fits, reverse=True)
     assert set(fits) == {True, False}

@@ -93,6 +93,9 @@ class AdviceQuestion(BaseModel):
     host_memory_gb_per_s: Rate = Field(
         50.0, description="A device's share of its host's memory bandwidth, for AdamW there, in 10^9 bytes/s."
     )
+    compiled: bool = Field(
+        True, description="Whether the trainer fuses what lies between two attentions, as by default."
+    )
     most_packs: int | None = Field(
         None, ge=1, le=2**31, description="Most packs of a step, where the global batch has a limit."
     )

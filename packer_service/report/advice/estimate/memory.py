@@ -10,6 +10,7 @@ from preshard.packer_service.report.advice.estimate.loads import PackLoads
 from preshard.packer_service.report.advice.estimate.split import TILED_LOGITS_MIB, TILES, Saving, SplitChoice
 from preshard.packer_service.report.advice.figures import RankMemory
 from preshard.packer_service.report.advice.question import AdviceQuestion
+from preshard.schemas.layout import TILE
 from preshard.schemas.model.dimensions import ModelDimensions
 from preshard.schemas.model.memory import RankShare, TrainingMemory
 
@@ -38,6 +39,7 @@ class MemoryEstimate:
             offload=saving.inputs_wait,
             on_host=saving.on_host,
             mlp_tiles=TILES if saving.tiled else 1,
+            compiled=asked.compiled,
         )
         parts = training.of_rank(self._share(split, saving.head_stride))
         in_gb = {name: value / 1e9 for name, value in asdict(parts).items()}
@@ -52,6 +54,8 @@ class MemoryEstimate:
             rows=float((columns["n_pooled_tokens"] * images).max(initial=0)),
             keys=self._keys(split),
             key_heads=head_stride or split.heads_on_the_way(self.sizes.kv_heads) / split.ulysses,
+            tables=self.seq_len / split.ring * self.seq_len / TILE**2,
+            in_parts=split.kind == "ring",
         )
 
     def _keys(self, split: SplitChoice) -> float:
