@@ -77,12 +77,13 @@ def table_parts(folder: Folder, name: str, columns: Sequence[str], rows: int = P
         TableInvalid: it is not Parquet, or has other columns.
     """
     with open_table(folder, name) as file:
-        for batch in file.iter_batches(rows, columns=list(columns)):
-            batch.validate(full=True)
-            for column in columns:
-                if nulls := batch.column(column).null_count:
-                    raise TableInvalid(name, f"{column} has {nulls} nulls")
-            yield pa.Table.from_batches([batch])
+        for group in range(file.num_row_groups):  # of several at once all would be fetched before the first one passes
+            for batch in file.iter_batches(rows, row_groups=[group], columns=list(columns)):
+                batch.validate(full=True)
+                for column in columns:
+                    if nulls := batch.column(column).null_count:
+                        raise TableInvalid(name, f"{column} has {nulls} nulls")
+                yield pa.Table.from_batches([batch])
 
 
 def read_numbers(folder: Folder, name: str, column: str) -> np.ndarray:

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
+from preshard.packer_service.job.preview.lengths import read_lengths
+from preshard.packer_service.report.tables import table_parts
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import KeyRange, read_rows, sort_parts, write_rows
+from preshard.schemas.tables import PACKS
 
 
 def test_a_file_that_was_read_keeps_no_footer_in_memory(tmp_path: Path) -> None:
@@ -44,3 +49,26 @@ def test_parts_are_sorted_and_given_up() -> None:
         "size": [None, 7, None, None, 8],
     }
     assert not parts
+
+
+@pytest.mark.parametrize("kind", ["lengths", "table"])
+def test_what_passes_in_parts_is_never_in_memory_as_a_whole(tmp_path: Path, kind: str) -> None:
+    """Fails when all row groups of a file are fetched before its first rows pass."""
+    n, file = 200_000, tmp_path / "packs.parquet"
+    numbers = np.random.default_rng(0).integers(0, 2**31, n)
+    lengths = {"doc_id": pa.array(np.arange(n)).cast(pa.string()), "tokens": numbers, "images": numbers}
+    packs = {each.name: pa.array(numbers).cast(each.type) for each in PACKS}
+    rows = pa.table(lengths) if kind == "lengths" else pa.table(packs, schema=PACKS)
+    pq.write_table(rows, file, row_group_size=n // 50, use_dictionary=False, compression="none")
+    size = sum(rows[name].nbytes for name in ("tokens", "images") if kind == "lengths") or rows.nbytes
+    del rows, lengths, packs
+    before, most, seen = pa.total_allocated_bytes(), 0, 0
+    parts = (
+        read_lengths(file, n // 50)
+        if kind == "lengths"
+        else table_parts(Folder(str(tmp_path)), "packs.parquet", PACKS.names, n // 50)
+    )
+    for part in parts:
+        most, seen = max(most, pa.total_allocated_bytes() - before), seen + len(part)
+    assert seen == n
+    assert most < size / 4

@@ -215,7 +215,7 @@ def _n_rows(file: Path) -> int:
 
 def _opened(file: Path) -> Any:
     try:
-        return pq.ParquetFile(file)
+        return pq.ParquetFile(file, pre_buffer=False)  # or all of the file is in memory while its parts pass
     except FileNotFoundError:
         raise ConfigError(f"--lengths {file}: no such file") from None
     except (OSError, pa.ArrowException) as error:
