@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
@@ -39,6 +40,8 @@ MARK = "duplicate_of"
 
 MAX_WEIGHT = 1000
 """Most copies of a document in an epoch; each is packed in a pass of its own."""
+MAX_PHASES = 100
+"""Each has packs of its own."""
 MAX_EPOCHS = 1000
 """A table of all documents holds each once for every epoch."""
 
@@ -220,6 +223,16 @@ class DuplicatesConfig(_Section):
         return self
 
 
+class PhaseConfig(_Section):
+    """A phase of the run. Weights are relative to each other and to those of the other phases."""
+
+    until: float = Field(gt=0, le=1, description="Where it ends, as a share of the run's tokens.")
+    weights: Weights = Field((), description="Weights of sources, by name.")
+
+
+Phases = Annotated[tuple[PhaseConfig, ...], BeforeValidator(_as_tuple), Field(max_length=MAX_PHASES)]
+
+
 class PackConfig(_Section):
     """Everything that decides the bytes of a dataset, apart from the source and the version of preshard."""
 
@@ -293,6 +306,11 @@ class PackConfig(_Section):
     mixture: Weights = Field(
         (), description="How often documents of a source are taken, by its name: `{text: 0.5}`; 1 if it is not named."
     )
+    curriculum: Phases = Field(
+        (),
+        description="Phases of the run, each until a share of its tokens, and how sources weigh in it: "
+        "`[{until: 0.2, weights: {web: 3}}, {until: 1.0, weights: {chat: 2}}]`; 1 if not named.",
+    )
     epochs: int = Field(
         1, ge=1, le=MAX_EPOCHS, description="How often every document is packed, each time with other neighbours."
     )
@@ -344,6 +362,13 @@ class PackConfig(_Section):
                 raise ValueError(
                     f"keep_columns has {name!r}, which is a column of documents.parquet or of tokens; rename the column"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _phases_cover_the_run(self) -> PackConfig:
+        ends = [phase.until for phase in self.curriculum]
+        if ends and (ends[-1] != 1 or any(end <= before for before, end in pairwise(ends))):
+            raise ValueError(f"curriculum has phases until {ends}; give ascending ends, the last of them 1.0")
         return self
 
     @model_validator(mode="after")

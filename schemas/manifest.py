@@ -201,6 +201,7 @@ class ManifestHead(_Record):
     ``unused_columns`` counts the source files that have a column that nothing reads, by the column's name, and
     ``unread_files`` the files in the source's folders that are no source, by a pattern of their names.
     ``filtered`` counts the rows of the source that ``where`` left out, by source; they are in none of the ``counts``.
+    ``phases`` are the packs in whole groups of each phase of the configuration's ``curriculum``, which come first.
     ``carried`` are the files of the folder ``model``.
     """
 
@@ -214,6 +215,7 @@ class ManifestHead(_Record):
     unused_columns: dict[str, Natural]
     unread_files: dict[str, Natural]
     filtered: dict[str, Natural]
+    phases: list[Natural]
     counts: Counts
     tables: list[TableEntry]
     carried: list[CarriedFile]

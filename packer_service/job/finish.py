@@ -154,6 +154,7 @@ def finish(
         unused_columns=planned.unused_columns,
         unread_files=unread,
         filtered=dict(planned.filtered),
+        phases=planned.phases(config),
         counts=counts,
         tables=tables,
         carried=carried,

@@ -154,9 +154,8 @@ def _run(
     job.progress.note(
         f"planned {planned.n_documents} documents into {planned.n_packs} packs, {planned.n_rejected} rejected"
     )
-    if job.config.mixture:
-        for line in mixture_lines(planned.mixture):
-            job.progress.note(line)
+    for line in mixture_lines(planned.mixture):
+        job.progress.note(line)
     n_shards = write_missing(job, planned, target)
     clock.lap("write_seconds")
     job.claim.check()

@@ -21,7 +21,7 @@ from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import KeyRange, read_facts, read_rows, write_rows
 from preshard.schemas.codec import encode_table, shard_name
-from preshard.schemas.config import MARK
+from preshard.schemas.config import MARK, PackConfig
 
 PLAN_FOLDER = "plan"
 LEFT = "left"
@@ -59,7 +59,7 @@ class SegmentFacts(BaseModel):
         n_duplicates: those of them that repeat others, and are left out for it.
         n_numbered: those of both that got a number behind their id.
         n_placed: rows of the plan: one for each piece and copy.
-        groups: packs in whole groups, by epoch.
+        groups: packs in whole groups, by stage: by epoch, under a curriculum by phase and epoch.
         left: packs that are left over.
         totals: what was taken of each source: the fields of ``MixtureTotals``.
         tokens, aligned, images, patches: sums over the rows of the plan.
@@ -77,7 +77,7 @@ class SegmentFacts(BaseModel):
     n_placed: int
     groups: list[int]
     left: int
-    totals: tuple[int, list[float], list[float], list[float], list[float] | None]
+    totals: tuple[int, list[float], list[float], list[float], list[float] | None, list[list[float]], list[list[float]]]
     tokens: int
     aligned: int
     images: int
@@ -150,7 +150,7 @@ class PlannedShardRef:
 class Planned:
     """A plan of any number of documents, which lies in the work folder.
 
-    Packs stand in step order: for each epoch the groups of each partition, then all packs that are left over.
+    Packs stand in step order: for each stage the groups of each partition, then all packs that are left over.
 
     Attributes:
         folder: holds the plan's segments.
@@ -212,9 +212,9 @@ class Planned:
         """The stretches of segments that make up the step order."""
         found = list[SegmentPacks]()
         ends = [0] * len(self.partitions)
-        for epoch in range(max((len(part.groups) for part in self.partitions), default=0)):
+        for stage in range(self._n_stages):
             for number, part in enumerate(self.partitions):
-                here = part.groups[epoch] if epoch < len(part.groups) else 0
+                here = part.groups[stage] if stage < len(part.groups) else 0
                 found.append(SegmentPacks(segment_name(number), ends[number], ends[number] + here))
                 ends[number] += here
         left = sum(part.left for part in self.partitions)
@@ -223,6 +223,18 @@ class Planned:
         else:
             found.append(SegmentPacks(LEFT, 0, left))
         return [section for section in found if section.end > section.first]
+
+    @property
+    def _n_stages(self) -> int:
+        return max((len(part.groups) for part in self.partitions), default=0)
+
+    def phases(self, config: PackConfig) -> list[int]:
+        """Packs in the whole groups of each phase of a curriculum; none without one."""
+        found = [0] * len(config.curriculum)
+        for part in self.partitions if found else ():
+            for stage, here in enumerate(part.groups):
+                found[stage // config.epochs] += here
+        return found
 
     @cached_property
     def _firsts(self) -> list[int]:

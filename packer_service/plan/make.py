@@ -204,7 +204,7 @@ def plan_documents(columns: Columns, config: PackConfig, partition: int = 0, lay
 
     Args:
         columns: ``tokens``, ``images``, ``patches``, ``load`` and ``area`` of the documents, ``source_number``,
-            ``pass_number`` and ``epoch``. Only columns are held here, and no array made of one, since those would live
+            ``pass_number`` and ``stage``. Only columns are held here, and no array made of one, since those would live
             as long as the planning.
         config: the configuration of the job.
         partition: number of the partition that the documents are; each shuffles its steps in its own way.
@@ -228,7 +228,7 @@ def plan_documents(columns: Columns, config: PackConfig, partition: int = 0, lay
         cost_model=CostModel.of(config, layers),
         sources=np.asarray(columns["source_number"]),
         passes=np.asarray(columns["pass_number"]),
-        epochs=np.asarray(columns["epoch"]),
+        epochs=np.asarray(columns["stage"]),
     )
 
 

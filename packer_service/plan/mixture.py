@@ -12,9 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
+from preshard.packer_service.plan.curriculum import choose_phases, phase_tokens
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import mix64
 from preshard.schemas.errors import ConfigError
+
+_PHASE_SALT = 2**32
+"""More than there are epochs, which have the others."""
 
 _FRACTION_BITS = 53
 """A weight's fraction is compared with so many bits of a document's hash: as many as it has itself."""
@@ -28,18 +32,21 @@ class Taken(NamedTuple):
         copy_number: which copy of the document it is in its epoch, from 0.
         epoch: from 0.
         pass_number: from 0, through all epochs.
+        stage: the epoch, or under a curriculum the phase and the epoch: packs of a stage stand together.
     """
 
     document: Int64[np.ndarray, "taken"]
     copy_number: Int[np.ndarray, "taken"]
     epoch: Int[np.ndarray, "taken"]
     pass_number: Int[np.ndarray, "taken"]
+    stage: Int[np.ndarray, "taken"]
 
 
 class MixtureTotals(NamedTuple):
     """What an epoch takes of each source, in the order of their names; those of several partitions add up.
 
     ``available`` and ``taken`` count tokens, ``documents`` rows; ``loss_weight`` is None where it is not known.
+    ``asked_by_phase`` and ``taken_by_phase`` count tokens of all epochs, by phase of the curriculum and source.
     """
 
     left_out: int
@@ -47,6 +54,8 @@ class MixtureTotals(NamedTuple):
     taken: list[float]
     documents: list[float]
     loss_weight: list[float] | None
+    asked_by_phase: list[list[float]]
+    taken_by_phase: list[list[float]]
 
     def __add__(self, other: MixtureTotals) -> MixtureTotals:  # type: ignore[override]  # of tuples that would join them
         losses = None
@@ -58,6 +67,8 @@ class MixtureTotals(NamedTuple):
             _sums(self.taken, other.taken),
             _sums(self.documents, other.documents),
             losses,
+            _tables(self.asked_by_phase, other.asked_by_phase),
+            _tables(self.taken_by_phase, other.taken_by_phase),
         )
 
 
@@ -65,15 +76,22 @@ def _sums(a: list[float], b: list[float]) -> list[float]:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
+def _tables(a: list[list[float]], b: list[list[float]]) -> list[list[float]]:
+    return [_sums(x, y) for x, y in zip(a, b, strict=True)]
+
+
 def check_mixture(config: PackConfig, known: Collection[str]) -> None:
     """
     Raises:
-        ConfigError: the mixture names a source that is not known.
+        ConfigError: the mixture or the curriculum names a source that is not known.
     """
-    unknown = [name for name, _ in config.mixture if name not in known]
-    if unknown:
+    weights = {"mixture": config.mixture, "curriculum": [pair for phase in config.curriculum for pair in phase.weights]}
+    for key, named in weights.items():
+        unknown = list(dict.fromkeys(name for name, _ in named if name not in known))
+        if not unknown:
+            continue
         raise ConfigError(
-            f"mixture: no row has the source {', '.join(unknown)}; the rows have {', '.join(sorted(known)) or 'none'}"
+            f"{key}: no row has the source {', '.join(unknown)}; the rows have {', '.join(sorted(known)) or 'none'}"
         )
 
 
@@ -91,8 +109,11 @@ def take_mixture(
     Args:
         columns: of documents in canonical order: ``id_hash``, ``source_number`` (an index into ``names``), ``piece``
             and ``tokens``, and ``loss_weight`` where that is known.
-        config: its ``mixture`` and ``epochs`` are followed, by the seed of its order.
+        config: its ``mixture``, ``curriculum`` and ``epochs`` are followed, by the seed of its order.
         names: of all sources, sorted.
+
+    Raises:
+        ConfigError: the curriculum asks for more or less of a source than there is.
     """
     hashes, numbers = columns["id_hash"], columns["source_number"]
     weights, copies = source_weights(config, names), np.ones(len(hashes), np.int64)
@@ -111,11 +132,42 @@ def take_mixture(
         taken=by_source(available * copies),
         documents=by_source(copies),
         loss_weight=None if loss is None else by_source(loss * copies),
+        asked_by_phase=[],
+        taken_by_phase=[],
     )
     if config.epochs == 1 and (copies == 1).all():
         nothing = np.zeros(len(hashes), np.int8)
-        return Taken(np.arange(len(hashes)), nothing, nothing, nothing), totals
-    return take(hashes, copies, epochs=config.epochs, seed=config.order.seed), totals
+        taken = Taken(np.arange(len(hashes)), nothing, nothing, nothing, nothing)
+    else:
+        taken = take(hashes, copies, epochs=config.epochs, seed=config.order.seed)
+    if not config.curriculum:
+        return taken, totals
+    of_all = copies[taken.document]
+    drawn = (_salt(hashes, config.order.seed, _PHASE_SALT) >> np.uint64(64 - _FRACTION_BITS)) * 0.5**_FRACTION_BITS
+    wanted = phase_tokens(config, names, np.array(totals.taken) * config.epochs)
+    source, tokens = numbers[taken.document], available[taken.document]
+    phase = choose_phases(
+        (taken.epoch * of_all + taken.copy_number + drawn[taken.document]) / (of_all * config.epochs),
+        taken.document,
+        source,
+        tokens,
+        wanted,
+    )
+    found = np.bincount(phase * len(names) + source, weights=tokens, minlength=wanted.size)
+    in_phases = totals._replace(
+        asked_by_phase=wanted.T.tolist(),
+        taken_by_phase=[list(map(float, each)) for each in found.reshape(wanted.T.shape)],
+    )
+    return _by_phase(taken, phase, config.epochs), in_phases
+
+
+def _by_phase(taken: Taken, phase: Int64[np.ndarray, "taken"], epochs: int) -> Taken:
+    """The same by phase and pass: a pack holds documents of one pass of one phase."""
+    n_passes = int(taken.pass_number.max(initial=0)) + 1
+    passes = phase * n_passes + taken.pass_number
+    order = np.argsort(passes, kind="stable")
+    moved = taken._replace(pass_number=passes, stage=phase * epochs + taken.epoch)
+    return Taken(*(column[order] for column in moved))
 
 
 def count_copies(
@@ -158,11 +210,13 @@ def take(hashes: UInt64[np.ndarray, "docs"], copies: Int64[np.ndarray, "docs"], 
         pass_number = (first[document] + copy_number * n_passes // copies[document]) % n_passes
         order = np.argsort(pass_number, kind="stable")
         found.append((document[order], copy_number[order], epoch, epoch * n_passes + pass_number[order]))
+    of_epoch = np.repeat(np.arange(epochs), len(document))
     return Taken(
         document=np.concatenate([part[0] for part in found]),
         copy_number=np.concatenate([part[1] for part in found]),
-        epoch=np.repeat(np.arange(epochs), len(document)),
+        epoch=of_epoch,
         pass_number=np.concatenate([part[3] for part in found]),
+        stage=of_epoch,
     )
 
 

@@ -164,9 +164,15 @@ def _most(counts: Mapping[str, int]) -> str:
 
 def mixture_lines(mixture: Mixture) -> list[str]:
     """What each source got beside what was asked, as lines for a person; nothing where no weight was asked for."""
-    shares = mixture.shares
+    shares, phases = mixture.shares, ["curriculum, as shares of each phase's tokens:"] if mixture.phases else []
+    for phase in mixture.phases:
+        got = [
+            f"{plain(name)} {share:.2%} (asked {phase.asked[name]:.2%})"
+            for name, share in list(phase.shares.items())[:SHOWN_NAMES]
+        ]
+        phases.append(f"  until {phase.until:.4g}: {', '.join(got)}")
     if all(share.weight == 1 for share in shares.values()):
-        return []
+        return phases
     lines = [f"mixture, as shares of all tokens; {mixture.left_out:,} documents left out:"]
     for source, share in list(shares.items())[:SHOWN_NAMES]:
         loss = "" if share.loss_share is None else f", {share.loss_share:.2%} of the loss weight"
@@ -176,7 +182,7 @@ def mixture_lines(mixture: Mixture) -> list[str]:
         )
     if len(shares) > SHOWN_NAMES:
         lines.append(f"  and {len(shares) - SHOWN_NAMES} more sources")
-    return lines
+    return [*lines, *phases]
 
 
 def _percent(share: float | None) -> str:

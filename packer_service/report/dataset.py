@@ -181,7 +181,7 @@ def mixture_of(run: Any, documents: DocumentSums, config: PackConfig, left_out: 
         )
         for source, tokens in sorted(documents.tokens.items())
     }
-    return Mixture(left_out=left_out, shares=shares)
+    return Mixture(left_out=left_out, shares=shares, phases=[])
 
 
 def _rate(documents: int, seconds: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from jaxtyping import Float64, Int64
 from preshard.packer_service.plan.make import Plan
 from preshard.packer_service.plan.mixture import MixtureTotals, source_weights
 from preshard.packer_service.plan.order import check_dp_sizes, straggler_ratio, window_sizes
-from preshard.packer_service.report.records import FillLimit, Mixture, PlanFill, SourceShare
+from preshard.packer_service.report.records import FillLimit, Mixture, PhaseShares, PlanFill, SourceShare
 from preshard.schemas.config import PackConfig
 
 _PERCENTILES = (0, 5, 50, 95, 100)
@@ -115,7 +116,15 @@ def mixture_figures(totals: MixtureTotals, config: PackConfig, names: Sequence[s
         )
         for i, name in enumerate(names)
     }
-    return Mixture(left_out=totals.left_out, shares=shares)
+    phases = [
+        PhaseShares(until=phase.until, asked=_shares(names, wanted), shares=_shares(names, got))
+        for phase, wanted, got in zip(config.curriculum, totals.asked_by_phase, totals.taken_by_phase, strict=True)
+    ]
+    return Mixture(left_out=totals.left_out, shares=shares, phases=phases)
+
+
+def _shares(names: Sequence[str], tokens: Sequence[float]) -> dict[str, float]:
+    return {name: number / max(math.fsum(tokens), 1) for name, number in zip(names, tokens, strict=True)}
 
 
 SUMMED = ("length", "aligned_length", "n_images", "n_patches", "truncated_tokens")

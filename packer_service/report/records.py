@@ -173,11 +173,20 @@ class SourceShare(Figures):
     loss_share: float | None = Field(description="Share of the sum of all loss weights; null where that is not known.")
 
 
+class PhaseShares(Figures):
+    """What sources got of a phase of the curriculum, as shares of its tokens."""
+
+    until: float = Field(description="Where it ends, as a share of the run's tokens.")
+    asked: dict[str, float] = Field(description="By source, what its weights and the mixture ask for.")
+    shares: dict[str, float] = Field(description="By source, what it has.")
+
+
 class Mixture(Figures):
     """What each source got."""
 
     left_out: int = Field(description="Documents that the mixture leaves out. They are not rejects.")
     shares: dict[str, SourceShare] = Field(description="By source.")
+    phases: list[PhaseShares] = Field(description="Those of the curriculum; empty without one, or where not known.")
 
 
 class Unread(Figures):

@@ -115,6 +115,15 @@ def check_counts(manifest: Manifest, derived: Mapping[str, int]) -> Iterator[Fin
     for name, value in derived.items():
         if getattr(counts, name) != value:
             yield ManifestContradiction, f"counts.{name} is {getattr(counts, name)}; the tables hold {value}"
+    config = manifest.config
+    n_phases, window = len(config["curriculum"]), config["order"]["window"]
+    phases = manifest.phases
+    if len(phases) != n_phases or any(packs % window for packs in phases) or sum(phases) > counts.packs:
+        yield (
+            ManifestContradiction,
+            f"phases is {phases}; a curriculum of {n_phases} phases has as many, in whole groups of {window} packs, of "
+            f"{counts.packs} packs",
+        )
     if counts.documents + counts.rejected + counts.left_out != counts.source_documents:
         given = f"documents {counts.documents}, rejected {counts.rejected} and left_out {counts.left_out}"
         yield ManifestContradiction, f"counts.source_documents is {counts.source_documents}, not the sum of {given}"

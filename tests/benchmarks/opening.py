@@ -76,6 +76,7 @@ def write_dataset(
         unused_columns={},
         unread_files={},
         filtered={},
+        phases=[],
         counts=Counts(**{name: 0 for name in Counts.model_fields if name != "packs"}, packs=packs),
         tables=[TableEntry(name="packs.parquet", bytes=size, sha256=digest, rows=packs)],
         carried=[],

@@ -214,6 +214,7 @@ def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackCon
         unused_columns={},
         unread_files={},
         filtered={},
+        phases=[],
         counts=counts,
         tables=tables,
         carried=[],

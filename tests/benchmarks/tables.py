@@ -149,6 +149,7 @@ def write_dataset(folder: Path, packs: int, each: int) -> None:
         unused_columns={},
         unread_files={},
         filtered={},
+        phases=[],
         counts=Counts(**counts),
         tables=tables,
         carried=[],

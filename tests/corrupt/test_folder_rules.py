@@ -115,6 +115,12 @@ def file_beside_the_carried_ones(data: Any) -> None:
 
 
 @breaks("D3")
+def phases_without_a_curriculum(data: Any) -> None:
+    data.manifest["phases"] = [0]
+    data.seal()
+
+
+@breaks("D3")
 def dataset_id_of_another_plan(data: Any) -> None:
     data.manifest["dataset_id"] = "0123456789abcdef" * 4
     data.seal(new_id=False)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from preshard.data import PackedDataset
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview.source import plan_sources
 from preshard.packer_service.report.console import mixture_lines
@@ -136,3 +137,39 @@ def test_a_document_that_fails_is_rejected_once_for_all_its_copies(
     assert [row["stage"] for row in pq.read_table(out / "rejects.parquet").to_pylist()] == ["write"]
     verdict = verify_dataset(str(out), processes=1, progress=progress)
     assert verdict.sound, verdict.as_lines()
+
+
+def test_a_curriculum_is_packed_reported_and_read_in_its_phases(
+    tmp_path: Path, tiny_source: Path, tiny_config: PackConfig, progress: Progress
+) -> None:
+    """Fails when phases are lost between plan, manifest, report and reader, or several partitions mix them."""
+    phases = [{"until": 0.5, "weights": {"text": 8}}, {"until": 1.0}]
+    order = {**tiny_config.model_dump(mode="json")["order"], "window": 1}
+    config = parse_config(
+        {**tiny_config.model_dump(mode="json"), "curriculum": phases, "epochs": 4, "order": order, "packs_per_shard": 4}
+    )
+    for rows in (1000, 30):
+        out = tmp_path / str(rows)
+        pack([str(tiny_source)], str(out), config, PlainExecutor(), progress, partition_rows=rows)
+        verdict = verify_dataset(str(out), processes=1, progress=progress)
+        assert not verdict.broken, verdict.as_lines()
+        manifest = json.loads((out / "manifest.json").read_bytes())
+        assert sum(manifest["phases"]) == manifest["counts"]["packs"]
+        report = report_dataset(str(out))
+        assert [phase.until for phase in report.phases] == [0.5, 1.0]
+        table = pq.read_table(out / "documents.parquet").to_pylist()
+        packs = [pack for batch in PackedDataset(str(out), layout="contiguous") for pack in [batch.pack_id]]
+        edge = manifest["phases"][0]
+        assert {pack < edge for pack in packs[:edge]} == {True}
+        assert packs[:edge] != sorted(packs[:edge])
+        for number, phase in enumerate(report.phases):
+            own = [row for row in table if (row["pack_id"] >= edge) == bool(number)]
+            tokens = Counter[str]()
+            for row in own:
+                tokens[row["source"]] += row["length"]
+            for source, share in phase.shares.items():
+                assert tokens[source] / tokens.total() == pytest.approx(share)
+                assert share == pytest.approx(phase.asked[source], abs=0.1)
+        odds = [phase.shares["text"] / (1 - phase.shares["text"]) for phase in report.phases]
+        assert odds[0] > 2 * odds[1]
+        assert any(line.startswith("  until 0.5: ") for line in mixture_lines(report))

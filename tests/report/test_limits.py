@@ -18,7 +18,7 @@ SMALL = {"seq_len": 1024, "cp_sizes": [1], "ring_degrees": [1], "block_size": 64
 def columns_of(tokens: np.ndarray, images: np.ndarray, patches_each: int = 4) -> dict[str, np.ndarray]:
     nothing = np.zeros(len(tokens), np.int64)
     columns = {"tokens": tokens, "images": images, "patches": images * patches_each, "load": images}
-    return {**columns, "area": causal_area(tokens), **dict.fromkeys(("source_number", "pass_number", "epoch"), nothing)}
+    return {**columns, "area": causal_area(tokens), **dict.fromkeys(("source_number", "pass_number", "stage"), nothing)}
 
 
 def fill_and_packs(columns: dict[str, np.ndarray], config: PackConfig) -> tuple[float, int]:

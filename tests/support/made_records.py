@@ -44,6 +44,7 @@ class MadeRecords:
     n_numbered = 0
     n_duplicates = 0
     filtered: Mapping[str, int] = MappingProxyType({})
+    phases = staticmethod(lambda _: [])
 
     def __init__(
         self,

@@ -227,12 +227,13 @@ def _stream(
     ids = [reader.files.manifest.dataset_id for reader in readers]
     sizes = [len(reader.packs) for reader in readers]
     windows = [reader.config.order.window for reader in readers]
+    phases = [reader.files.manifest.phases for reader in readers]
     if len(readers) == 1:
-        return OneDataset(sizes[0], window=windows[0], seed=seed), ids[0]
+        return OneDataset(sizes[0], window=windows[0], seed=seed, phases=phases[0]), ids[0]
     check_alike([(reader.files.location, reader.files.manifest, reader.config) for reader in readers])
     shares = whole_shares(weights)
     name = " + ".join(f"{share} x {each}" for share, each in zip(shares, ids, strict=True))
-    return MixedDatasets(sizes, windows=windows, shares=shares, seed=seed), name
+    return MixedDatasets(sizes, windows=windows, shares=shares, seed=seed, phases=phases), name
 
 
 def _check_rank(name: str, rank: int, size_name: str, size: int) -> None:

@@ -152,9 +152,19 @@ class MixedDatasets:
         windows: ``order.window`` of each.
         shares: how often each has its turn, in whole numbers (see :func:`whole_shares`).
         seed: chooses the orders of the datasets' epochs.
+        phases: of each, as of :class:`~preshard.trainer.data.order.EpochOrder`.
     """
 
-    def __init__(self, sizes: Sequence[int], *, windows: Sequence[int], shares: Sequence[int], seed: int) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        windows: Sequence[int],
+        shares: Sequence[int],
+        seed: int,
+        phases: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self._phases = phases or [()] * len(sizes)
         self.n_packs = sum(sizes)
         self.chunk = math.gcd(*windows)
         self._sizes, self._windows, self._seed = list(sizes), list(windows), seed
@@ -184,6 +194,7 @@ class MixedDatasets:
                 window=self._windows[dataset],
                 seed=self._seed,
                 epoch=epoch,
+                phases=self._phases[dataset],
                 chunk=self.chunk,
                 begun=epoch * size % self.chunk,
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int64, UInt64
 
@@ -27,14 +29,27 @@ class EpochOrder:
         seed: any integer; chooses the shuffles.
         epoch: from 0; chooses one of them.
         chunk: packs that a mixture takes at a time, a divisor of ``window``.
+        phases: packs in the whole groups of each phase of a curriculum, in which groups change places by themselves.
         begun: packs of a chunk that the epoch before has filled. As many packs of the first chunk go to the end, so
             that all chunks between the first and the last ones are whole, aligned parts of groups.
     """
 
-    def __init__(self, n_packs: int, *, window: int, seed: int, epoch: int, chunk: int = 1, begun: int = 0) -> None:
+    def __init__(
+        self,
+        n_packs: int,
+        *,
+        window: int,
+        seed: int,
+        epoch: int,
+        phases: Sequence[int] = (),
+        chunk: int = 1,
+        begun: int = 0,
+    ) -> None:
         n_groups = n_packs // window
         self._seeds = seed, epoch
-        self._groups = np.argsort(_hash(np.arange(n_groups), *self._seeds), kind="stable")
+        numbers = np.arange(n_groups)
+        phase = np.searchsorted(np.cumsum(phases) // window, numbers, side="right") if phases else np.zeros(n_groups)
+        self._groups = np.lexsort((_hash(numbers, *self._seeds), phase))
         drawn = int(_hash(np.array([n_groups]), *self._seeds)[0])
         self._rest = n_groups * window + rest_order(n_packs % window, window, drawn)
         self._window, self._kept, self._begun = window, chunk - begun, begun if len(self._groups) else 0
@@ -53,13 +68,16 @@ class EpochOrder:
         return packs
 
 
-def epoch_order(n_packs: int, *, window: int, seed: int, epoch: int) -> Int64[np.ndarray, "packs"]:
+def epoch_order(
+    n_packs: int, *, window: int, seed: int, epoch: int, phases: Sequence[int] = ()
+) -> Int64[np.ndarray, "packs"]:
     """All packs in the order of one epoch (see :class:`EpochOrder`).
 
     Returns:
         Each pack once. The same arguments give the same order on every machine and with every version of NumPy.
     """
-    return EpochOrder(n_packs, window=window, seed=seed, epoch=epoch).packs_at(np.arange(n_packs))
+    order = EpochOrder(n_packs, window=window, seed=seed, epoch=epoch, phases=phases)
+    return order.packs_at(np.arange(n_packs))
 
 
 class OneDataset:
@@ -69,17 +87,20 @@ class OneDataset:
         n_packs: its packs.
         window: its ``order.window``.
         seed: chooses the orders of the epochs.
+        phases: as of :class:`EpochOrder`.
     """
 
-    def __init__(self, n_packs: int, *, window: int, seed: int) -> None:
-        self.n_packs, self._window, self._seed = n_packs, window, seed
+    def __init__(self, n_packs: int, *, window: int, seed: int, phases: Sequence[int] = ()) -> None:
+        self.n_packs, self._window, self._seed, self._phases = n_packs, window, seed, phases
         self._epoch, self._order = -1, EpochOrder(0, window=1, seed=0, epoch=0)
 
     def place(self, epoch: int, position: int) -> tuple[int, int]:
         """Dataset (always 0) and pack at a position of an epoch."""
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = EpochOrder(self.n_packs, window=self._window, seed=self._seed, epoch=epoch)
+            self._order = EpochOrder(
+                self.n_packs, window=self._window, seed=self._seed, epoch=epoch, phases=self._phases
+            )
         return 0, int(self._order.packs_at(np.array([position]))[0])
 
     def steps_left(self, position: int, dp_size: int) -> int:

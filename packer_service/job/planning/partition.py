@@ -190,12 +190,12 @@ def plan_partition(
     n_rows = int((columns["piece"] == 0).sum()) + len(rejects)
     n_documents = _count_ids(columns["id_hash"][taken.document], taken)
     columns = {name: columns[name][taken.document] for name in ("source_number", *SIZES)}
-    columns |= {"pass_number": taken.pass_number, "epoch": taken.epoch}
+    columns |= {"pass_number": taken.pass_number, "stage": taken.stage}
     documents = documents.select(REFERENCE)
     give_back_memory()
     plan = plan_documents(columns, config, part.number, layers)
     give_back_memory()
-    groups = whole_groups(_epochs(taken, plan), config.order.window)
+    groups = whole_groups(_stages(taken, plan), config.order.window)
     facts = SegmentFacts(
         n_rows=n_rows,
         n_documents=n_documents,
@@ -324,9 +324,9 @@ def _plan_rows(documents: pa.Table, taken: Taken, plan: Plan) -> Iterator[pa.Tab
         yield pa.table(dict(zip(rows.column_names, rows.columns, strict=True)) | placed | {"pack": pack_id[part]})
 
 
-def _epochs(taken: Taken, plan: Plan) -> np.ndarray:
-    """The epoch of each pack."""
-    return taken.epoch[plan.document[plan.pack_edges[:-1]]]
+def _stages(taken: Taken, plan: Plan) -> np.ndarray:
+    """The stage of each pack."""
+    return taken.stage[plan.document[plan.pack_edges[:-1]]]
 
 
 def _count_ids(hashes: np.ndarray, taken: Taken) -> int:

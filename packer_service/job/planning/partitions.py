@@ -147,7 +147,7 @@ class PartitionPlanner:
             unique: whether rows of one id get numbers, and equal ones are rejected.
 
         Raises:
-            ConfigError: the mixture names a source that no row has.
+            ConfigError: the mixture or curriculum names a source that no row has, or asks for too much of one.
         """
         runs, by_source, columns = self._runs(), Counter[str](), UnusedColumns(unused)
         n_rejected, thinned, thinned_to, seconds, filtered = 0, 0, 0.0, 0.0, Counter[str]()
@@ -217,7 +217,8 @@ class PartitionPlanner:
 
     def _planned(self, facts: PlanFacts, files: Sequence[SourceFile]) -> Planned:
         nothing = [0.0] * len(facts.sources)
-        totals = MixtureTotals(0, nothing, nothing, nothing, nothing)
+        by_phase = [nothing] * len(self.config.curriculum)
+        totals = MixtureTotals(0, nothing, nothing, nothing, nothing, by_phase, by_phase)
         for part in facts.partitions:
             totals += MixtureTotals(*part.totals)
         return Planned(

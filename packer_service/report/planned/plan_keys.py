@@ -40,16 +40,22 @@ UNANSWERED = {
     "decoder_mib": "a plan decodes nothing",
     "turns": NO_TEXT,
     "packs_per_shard": NO_FILE,
+    "curriculum": "an answer has one share for each source; see preshard plan",
 }
 """Keys (or sections) that no figure of a plan depends on, and why."""
 
 STORED_WORK = "the vision encoder's work on each image is stored with the documents"
 """Why the encoder's dimensions change nothing once a model's own have been used."""
 
-Kind = Literal["integer", "number", "text", "choice", "choices", "integers", "names", "weights", "types"]
+Kind = Literal["integer", "number", "text", "choice", "choices", "integers", "names", "weights", "types", "phases"]
 
 _ONE: dict[str, Kind] = {"string": "text", "integer": "integer", "number": "number"}
-_MAPPINGS: dict[str, Kind] = {"mixture": "weights", "token_columns": "types", "keep_columns": "types"}
+_MAPPINGS: dict[str, Kind] = {
+    "mixture": "weights",
+    "token_columns": "types",
+    "keep_columns": "types",
+    "curriculum": "phases",
+}
 _LISTS: dict[str, Kind] = {"integer": "integers", "string": "names"}
 
 

@@ -32,6 +32,7 @@ def write_manifest(folder: Path, n_shards: int) -> str:
         unused_columns={},
         unread_files={},
         filtered={},
+        phases=[],
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
         tables=[],
         carried=[],

@@ -34,6 +34,7 @@ def manifest(shards: list[ShardEntry]) -> Manifest:
         unused_columns={"shards": 1},
         unread_files={},
         filtered={},
+        phases=[],
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
         tables=[],
         carried=[],

@@ -66,3 +66,20 @@ def test_the_order_is_the_same_as_it_was() -> None:
 def test_steps_left_are_whole(position: int, dp_size: int, steps: int) -> None:
     """Fails when a step that lacks packs counts, or those that have been read."""
     assert OneDataset(10, window=2, seed=0).steps_left(position, dp_size) == steps
+
+
+def test_groups_stay_in_their_phases() -> None:
+    """Fails when a reader shuffles a curriculum away, or leaves a phase unshuffled."""
+    n_packs, phases = 107, [40, 60]
+    orders = [epoch_order(n_packs, window=4, seed=5, epoch=epoch, phases=phases) for epoch in range(3)]
+    for order in orders:
+        assert [sorted(order[a:b]) for a, b in ((0, 40), (40, 100), (100, 107))] == [
+            list(range(40)),
+            list(range(40, 100)),
+            list(range(100, 107)),
+        ]
+    assert len({tuple(order[:40]) for order in orders}) == 3
+    assert (
+        epoch_order(n_packs, window=4, seed=5, epoch=0, phases=[n_packs // 4 * 4]).tolist()
+        == epoch_order(n_packs, window=4, seed=5, epoch=0).tolist()
+    )

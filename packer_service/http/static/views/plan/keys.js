@@ -20,6 +20,7 @@ const groupOf = (key) =>
 export function written(key, value) {
   if (value === null || value === undefined) return "";
   if (key.kind === "weights" || key.kind === "types") return Object.entries(value).map(([name, weight]) => `${name}: ${weight}`).join(", ");
+  if (key.kind === "phases") return JSON.stringify(value);
   return Array.isArray(value) ? value.join(", ") : String(value);
 }
 
