@@ -156,7 +156,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
         raise ConfigError(f"{checkpoint} holds no checkpoint; give a folder that was the --checkpoint of a run")
     read_model_config(model)
     state = read_run_state(found)
-    trained, given = state.model, identity(model)
+    trained, given = state.model, identity(model, with_weights="weights" in state.model)
     if trained != given:
         raise ConfigError(
             f"{found} is of the model {' '.join(map(str, trained.values()))}, and --model {model} is "

@@ -103,7 +103,8 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
     datasets = [dataset, *([evaluation] if evaluation is not None else [])]
     parts, trains = _check_parts(config)
     config, memory = _check_model(config, datasets, world_size=world_size, device_type=device_type, trains=trains)
-    start = RunState(step=0, data=dataset.state_dict(), model=identity(config.model), parts=parts)
+    model = identity(config.model, with_weights=config.lora is not None)
+    start = RunState(step=0, data=dataset.state_dict(), model=model, parts=parts)
     checkpoint = _checkpoint(config)
     if (checkpoint is None or config.lora is not None) and not config.from_scratch:
         check_weights(config.model)

@@ -61,10 +61,12 @@ class RunState:
         Raises:
             ConfigError: it has another dataset, seed or model, or something else of the model trains.
         """
+        names = [name for name in new.model if name in self.model]  # where parts differ, one may name its weights alone
+        there_model, here_model = (" ".join(str(each[name]) for name in names) for each in (self.model, new.model))
         for what, there, here in (
             ("dataset", self.data["dataset_id"], new.data["dataset_id"]),
             ("seed", self.data["seed"], new.data["seed"]),
-            ("model", " ".join(map(str, self.model.values())), " ".join(map(str, new.model.values()))),
+            ("model", there_model, here_model),
         ):
             if here != there:
                 raise ConfigError(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
+import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,9 @@ from preshard.trainer.models.interface import register_attention
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files of a model folder that hold weights."""
+
+_SAMPLED = 1024
+"""Bytes of a tensor that tell it from that of another model: training changes nearly all of them."""
 
 NOT_THE_MODEL = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
 """Keys of ``config.json`` that may change while the model stays the same."""
@@ -150,11 +156,46 @@ def check_weights(folder: str | Path) -> None:
         )
 
 
-def identity(folder: str | Path) -> dict[str, str]:
-    """What tells one model from another, whatever its weights: its kind, and a hash of its ``config.json``."""
+def identity(folder: str | Path, *, with_weights: bool = False) -> dict[str, str]:
+    """What tells one model from another: its kind, a hash of its ``config.json``, and one of its weights if asked for.
+
+    Raises:
+        ConfigError: its weights cannot be read.
+    """
     stored = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     own = json.dumps(_without(stored), sort_keys=True)
-    return {"model_type": str(stored["model_type"]), "config": hashlib.sha256(own.encode()).hexdigest()[:16]}
+    found = {"model_type": str(stored["model_type"]), "config": hashlib.sha256(own.encode()).hexdigest()[:16]}
+    return found | ({"weights": _weights_hash(Path(folder))} if with_weights else {})
+
+
+def _weights_hash(folder: Path) -> str:
+    """A hash of a part of every tensor, one read for each: its name, type, shape and some bytes in the middle.
+
+    It does not depend on how tensors are dealt to files. Of files that PyTorch pickled it is one of their checksums.
+    """
+    files = sorted(folder.glob(WEIGHTS[0])) or sorted(folder.glob(WEIGHTS[1]))
+    try:
+        facts = [fact for path in files for fact in (_records if path.suffix == ".bin" else _tensors)(path)]
+    except (OSError, ValueError, KeyError, struct.error, zipfile.BadZipFile) as error:
+        raise ConfigError(f"--model {folder}: its weights cannot be read ({one_line(error)})") from None
+    return hashlib.sha256(json.dumps(sorted(facts)).encode()).hexdigest()[:16]
+
+
+def _tensors(path: Path) -> Iterator[list[Any]]:
+    """The format of safetensors: the length of a JSON header, the header, and the bytes that it names."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                file.seek(8 + length + start + max(0, (end - start) // 2 - _SAMPLED // 2))
+                yield [name, entry["dtype"], entry["shape"], file.read(min(_SAMPLED, end - start)).hex()]
+
+
+def _records(path: Path) -> Iterator[list[Any]]:
+    with zipfile.ZipFile(path) as file:
+        yield from ([path.name, entry.filename, entry.CRC] for entry in file.infolist())
 
 
 def _without(values: Any) -> Any:

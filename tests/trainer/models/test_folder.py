@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.errors import ConfigError
@@ -112,6 +114,32 @@ def test_a_model_is_known_by_its_configuration_alone(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps({**stored, **change}), encoding="utf-8")
     assert identity(first) == identity(same)
     assert identity(first) != identity(other)
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_the_weights_of_a_base_are_known_however_they_are_dealt(tmp_path: Path, pickled: bool) -> None:
+    """Fails when adapters go on with another base, or are refused since its tensors lie in other files."""
+    tensors = {f"layers.{number}": torch.randn(30, 40) for number in range(3)}
+    found = {}
+    for name, changed, files in (("first", 0.0, 1), ("dealt", 0.0, 3), ("trained", 1e-3, 1)):
+        folder = folder_of(tmp_path / name)
+        for path in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+            path.unlink()
+        for file in range(files):
+            part = {key: value + changed * (key == "layers.1") for key, value in list(tensors.items())[file::files]}
+            if pickled:
+                torch.save(part, folder / f"pytorch_model-{file}.bin")
+            else:
+                save_file(part, folder / f"model-{file}.safetensors", metadata={"format": "pt"})
+        found[name] = identity(folder, with_weights=True)
+    assert found["first"] != found["trained"]
+    assert found["first"]["config"] == found["trained"]["config"]
+    assert pickled or found["first"] == found["dealt"]
+    assert found["first"] == identity(tmp_path / "first", with_weights=True)
+    if not pickled:
+        (tmp_path / "first" / "model-0.safetensors").write_bytes(b"short")
+        with pytest.raises(ConfigError, match="its weights cannot be read"):
+            identity(tmp_path / "first", with_weights=True)
 
 
 def test_an_export_takes_nobodys_place(tmp_path: Path) -> None:

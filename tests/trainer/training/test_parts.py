@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
 
@@ -125,6 +125,22 @@ def test_a_resumed_run_has_the_same_losses(
     assert [each.loss for each in rest] == pytest.approx([each.loss for each in figures[SAVED:]], rel=1e-9)
     assert [each.grad_norm for each in rest] == pytest.approx([each.grad_norm for each in figures[SAVED:]], rel=1e-9)
     assert len({each.loss for each in figures}) == STEPS
+
+
+def test_adapters_do_not_go_on_with_another_base(
+    runs: dict[str, tuple[list[StepFigures], Path]], given: dict[str, object], tmp_path: Path
+) -> None:
+    """Fails when adapters resume, or are merged, on weights that they were not trained on."""
+    _, folder = runs["adapters"]
+    other = tmp_path / "other"
+    shutil.copytree(str(given["model"]), other)
+    file = other / "model.safetensors"
+    save_file({name: tensor + 1e-3 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    options = {**given, **ADAPTERS, "model": str(other), "checkpoint": str(folder / "checkpoints"), "resume": True}
+    with pytest.raises(ConfigError, match=r"is of model qwen3_vl (\w+) (\w+), not qwen3_vl \1 (?!\2)"):
+        prepare(make_config(options), rank=0, world_size=2)
+    with pytest.raises(ConfigError, match="give the folder that was trained"):
+        export_checkpoint(folder / "checkpoints", other, tmp_path / "out")
 
 
 def test_work_counts_what_trains(given: dict[str, object]) -> None:
