@@ -105,6 +105,7 @@ def list_sources(
             that holds media or conversation would not be read; a folder has several splits and nothing says which.
     """
     settings, media = config or PackConfig(), media or AllowedMedia()
+    sources = [_with_ending(source) for source in sources]
     named = [_there(option, location) for option, location in media.named()]
     found: list[SourceFile] = []
     unread, left_out = Counter[str](), list[str]()
@@ -222,6 +223,19 @@ def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig
         unused=dict(sorted(unused.items())),
         doubts=tuple(doubt for file in reversed(first.values()) if (doubt := doubt_of(file, config)) is not None),
     )
+
+
+def _with_ending(source: str) -> str:
+    """The source; of what Megatron calls the prefix of an indexed dataset, its ``.bin``."""
+    path, query = split_query(source)
+    tokens = f"{path}.bin{query}"
+    try:
+        filesystem, at = locate(source)
+        found = filesystem.get_file_info([at, *(locate(each)[1] for each in (tokens, index_uri(tokens)))])
+    except (OSError, ConfigError):
+        return source  # whoever lists it says why
+    missing = [info.type == fs.FileType.NotFound for info in found]
+    return tokens if missing == [True, False, False] else source
 
 
 def _entries(source: str) -> Iterator[tuple[str, fs.FileInfo]]:

@@ -194,6 +194,18 @@ def test_a_document_that_no_pack_holds_is_not_read(tmp_path: Path, monkeypatch: 
     assert "3 sequences, more than the limit of 2" in str(many)
 
 
+def test_megatrons_prefix_names_the_pair(tmp_path: Path) -> None:
+    """Fails when the path that Megatron takes is refused here, or hides a folder of that name."""
+    write_indexed(tmp_path / "text.bin", DOCUMENTS)
+    named, whole = list_sources([str(tmp_path / "text")]), list_sources([str(tmp_path / "text.bin")])
+    assert named == whole
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "rows.jsonl").write_text('{"text": "words"}\n')
+    assert [file.label for file in list_sources([str(tmp_path / "text")]).files] == ["text/rows.jsonl"]
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        list_sources([str(tmp_path / "other")])
+
+
 def test_half_a_pair_is_named(tmp_path: Path) -> None:
     """Fails when a .bin without its index is read, an index counts as another file, or a model's weights end a job."""
     path = write_indexed(tmp_path / "f.bin", DOCUMENTS)
