@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 from preshard.packer_service.publish.given_table import read_given
 from preshard.packer_service.report.dataset import open_dataset
 from preshard.packer_service.runtime.scratch import scratch_folder
+from preshard.packer_service.shards.lock import locked
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.connect import connect
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults, annotations_schema
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import ManifestHead
+from preshard.schemas.manifest import WORK, ManifestHead
 
 GROUP_ROWS = 65_536
 """Rows of a row group, as those of the other tables."""
@@ -57,9 +58,21 @@ def annotate(location: str, table: str, *, on: str, columns: Sequence[str] = (),
     Raises:
         ConfigError: there is no such dataset or table; the table cannot be joined, and why.
         FormatError: the dataset is broken.
+        FolderInUseError: another process joins columns to it, on a filesystem that has locks.
     """
     folder, manifest = open_dataset(location)
     given = read_given(table, on, columns)
+    with locked(folder / WORK):  # two at a time would each keep its own columns alone
+        try:
+            return _annotate(folder, manifest, given, table, on=on, replace=replace)
+        finally:
+            (folder / WORK).delete_all()
+
+
+def _annotate(
+    folder: Folder, manifest: ManifestHead, given: pa.Table, table: str, *, on: str, replace: bool
+) -> Annotated:
+    location = folder.location
     names = [name for name in given.column_names if name != on]
     with _before(folder, manifest) as before:
         has = before.schema_arrow.names[len(PLACES) :] if folder.is_file(ANNOTATIONS) else []

@@ -18,6 +18,8 @@ from repacked import Listener, packed
 from preshard.packer_service.cli import main
 from preshard.packer_service.publish import annotate as module
 from preshard.packer_service.publish.annotate import annotate
+from preshard.packer_service.shards.lock import FolderInUseError, locked
+from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.errors import ConfigError
 
@@ -124,6 +126,17 @@ def test_columns_of_earlier_calls_stay_or_are_replaced(dataset: Path, tmp_path: 
     rows = {row["doc_id"]: row for row in pq.read_table(dataset / FILE).to_pylist()}
     assert {doc_id: row["quality"] for doc_id, row in rows.items() if row["quality"]} == {"001": "good", "004": "bad"}
     assert [rows[f"{i:03}"]["n"] for i in range(6)] == [0, None, 2, None, 4, None]
+
+
+def test_two_at_a_time_do_not_lose_columns(dataset: Path, tmp_path: Path) -> None:
+    """Fails when the columns of one of two calls are gone in silence, or a lock is left behind."""
+    table = written(tmp_path, "parquet", GIVEN)
+    with locked(Folder(str(dataset / ".work"))), pytest.raises(FolderInUseError, match="another job is at work"):
+        annotate(str(dataset), table, on="doc_id")
+    assert not (dataset / FILE).exists()
+    annotate(str(dataset), table, on="doc_id")
+    assert (dataset / FILE).exists()
+    assert not (dataset / ".work").exists()
 
 
 def test_where_asks_for_what_was_joined(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
