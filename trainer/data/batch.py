@@ -128,6 +128,7 @@ class RankBatch:
     def cu_seqlens(self) -> Int32[Tensor, "sequences_plus_1"]:
         """Edges of the pack's sequences in natural order, for kernels of variable length (``flash_attn_varlen_func``).
 
+        A document is one sequence; a row of tokens that holds several has one for each.
         Padding between and after documents has sequences of its own: a kernel computes something for it, which has no
         loss weight and which no document sees.
 
@@ -158,7 +159,7 @@ class RankBatch:
         Raises:
             ReaderError: as for ``cu_seqlens``.
         """
-        self._check_causal("cu_seqlens_padded")
+        self._check_rooms("cu_seqlens_padded")
         return self.room_edges
 
     @property
@@ -168,7 +169,7 @@ class RankBatch:
         Raises:
             ReaderError: as for ``cu_seqlens``.
         """
-        self._check_causal("document_lengths")
+        self._check_rooms("document_lengths")
         real = torch.nn.functional.pad((self.doc_ids != PADDING_DOC).cumsum(0), (1, 0))
         return torch.diff(real[self.room_edges.long()]).int()
 
@@ -181,7 +182,7 @@ class RankBatch:
         Raises:
             ReaderError: as for ``cu_seqlens``, or the slice is of another layout or cut by ulysses.
         """
-        self._check_causal("cu_seqlens_local")
+        self._check_rooms("cu_seqlens_local")
         cp_size = self.seq_len // len(self)
         if cp_size > 1 and (self.layout.scheme, self.layout.ring_degree) != ("zigzag", cp_size):
             raise ReaderError(
@@ -206,6 +207,16 @@ class RankBatch:
             raise ReaderError(
                 f"{name} of pack {self.pack_id} cannot be expressed this way: {self.not_causal}; use an attention "
                 "that reads doc_ids, branch_ids and group_ids, as those of preshard.attention do"
+            )
+
+    def _check_rooms(self, name: str) -> None:
+        self._check_causal(name)
+        doc, branch = self.doc_ids, self.branch_ids
+        parted = (doc[1:] == doc[:-1]) & (branch[1:] != branch[:-1]) & (branch[:-1] != 0) & (doc[1:] != PADDING_DOC)
+        if bool(parted.any()):
+            raise ReaderError(
+                f"{name} of pack {self.pack_id} has a room for each document, and a row of several sequences "
+                "is one document: take cu_seqlens, or pack each sequence as a row"
             )
 
     @property

@@ -202,7 +202,8 @@ def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """The sequences of a pack in natural order: documents, and the padding between and after them.
+    """The sequences of a pack in natural order: documents (of those without a shared prefix the branches), and the
+    padding between and after them.
 
     Attributes:
         edges: sequence i is the tokens ``edges[i]:edges[i + 1]``.
@@ -218,31 +219,41 @@ class Sequences:
 
 
 def find_sequences(mask: MaskArrays) -> Sequences:
-    """Cuts a pack where the document changes, and tells whether causal attention inside the parts is its mask.
+    """Cuts a pack where the document changes, or the branch of a document without a shared prefix, and tells whether
+    causal attention inside the parts is its mask.
 
     It is if each document is one range of tokens, no token sees a later one of its group, and no token fails to see an
     earlier one of another branch. Ids of branches and groups that have no such effect do no harm.
     """
-    doc = mask.doc_ids
-    edges = _edges(doc[1:] != doc[:-1], len(doc)).astype(np.int32)
-    documents = doc[edges[:-1]]
+    doc, branch = mask.doc_ids, mask.branch_ids
+    other = doc[1:] != doc[:-1]
+    starts = _edges(other, len(doc))
+    has_prefix = np.repeat(np.logical_or.reduceat(branch == 0, starts[:-1]), np.diff(starts))
+    edges = _edges(other | (~has_prefix[1:] & (branch[1:] != branch[:-1])), len(doc)).astype(np.int32)
+    documents = doc[starts[:-1]]
     documents = documents[documents != PADDING_DOC]
     reason = ""
     if len(np.unique(documents)) < len(documents):
         reason = "a document lies in several ranges of tokens"
-    elif _hides_earlier_tokens(mask):
+    elif _hides_earlier_tokens(mask, has_prefix):
         reason = "some documents have branches (annotations), which do not see each other"
     elif _sees_later_tokens(mask):
         reason = "tokens of a group (those of an image) see each other in both directions"
     return Sequences(edges=edges, not_causal=reason)
 
 
-def _hides_earlier_tokens(mask: MaskArrays) -> bool:
-    """Whether a token does not see all earlier ones of its document. Branch 0 and then one other hides nothing."""
+def _hides_earlier_tokens(mask: MaskArrays, has_prefix: Bool[np.ndarray, "seq"]) -> bool:
+    """Whether a token does not see all earlier ones of its document, or of its branch if there is no shared prefix.
+
+    Branch 0 and then one other hides nothing. Nor do branches that are each one range, where no token is of branch 0.
+    """
     doc, branch = mask.doc_ids, mask.branch_ids
     heads = _edges((doc[1:] != doc[:-1]) | (branch[1:] != branch[:-1]), len(doc))[:-1]
-    doc, branch = doc[heads], branch[heads]
-    return bool(((doc[1:] == doc[:-1]) & (doc[1:] != PADDING_DOC) & (branch[:-1] != 0)).any())
+    doc, branch, has_prefix = doc[heads], branch[heads], has_prefix[heads]
+    same = (doc[1:] == doc[:-1]) & (doc[1:] != PADDING_DOC)
+    parted = np.stack([doc, branch])[:, ~has_prefix & (doc != PADDING_DOC)]
+    is_scattered = len(np.unique(parted, axis=1).T) < len(parted.T)
+    return is_scattered or bool((same & has_prefix[1:] & (branch[:-1] != 0)).any())
 
 
 def _sees_later_tokens(mask: MaskArrays) -> bool:

@@ -13,7 +13,7 @@ from preshard.schemas.sequence import IGNORE_INDEX
 from preshard.trainer.data.batch import RankBatch
 
 
-def to_varlen(batch: RankBatch, *, with_labels: bool = True) -> dict[str, Any]:
+def to_varlen(batch: RankBatch, *, with_labels: bool = True, with_columns: bool = False) -> dict[str, Any]:
     """Arguments of an unmodified ``transformers`` model: ``model(**to_varlen(batch), use_cache=False)``.
 
     Each document is a sequence of its own, and so is the padding between and after documents, which has no label.
@@ -22,13 +22,15 @@ def to_varlen(batch: RankBatch, *, with_labels: bool = True) -> dict[str, Any]:
     Args:
         batch: a whole pack on one rank.
         with_labels: whether the model computes the loss, which weighs every label alike.
+        with_columns: whether to add the columns of tokens, for a loss of your own: take them out before the model.
 
     Returns:
         ``input_ids`` [1, seq]. ``position_ids`` [1, seq], or for a model with three axes [4, 1, seq], the position in
         the text first. ``cu_seq_lens_q``, ``cu_seq_lens_k`` int32 [sequences + 1], ``max_length_q``, ``max_length_k``
         in tokens, ``seq_idx`` int32 [1, seq]: the number of each token's sequence. With labels, ``shift_labels``
         [1, seq], the next token where there is loss, and ``labels``, the same one place later, which models shift
-        themselves. And the vision inputs in the model's own names.
+        themselves. With columns, ``columns.NAME`` [1, seq] or [1, seq, k], aligned with ``shift_labels``. And the
+        vision inputs in the model's own names.
 
     Raises:
         ReaderError: sequences cannot express the mask, the batch is a part of a pack, or labels differ in weight.
@@ -54,6 +56,8 @@ def to_varlen(batch: RankBatch, *, with_labels: bool = True) -> dict[str, Any]:
     }
     if with_labels:
         found |= _labels(batch)
+    if with_columns:
+        found |= {f"columns.{name}": values[None] for name, values in batch.columns.items()}
     return found | (batch.model_inputs() if batch.units else {})
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from repacked import packed
 
 from preshard.data import PackedDataset, to_varlen
 from preshard.schemas.errors import ReaderError
@@ -76,3 +79,34 @@ def test_what_sequences_cannot_express_is_refused(made: Callable[..., Any]) -> N
     assert "labels" not in to_varlen(replace(batch, loss_weights=batch.loss_weights / 2), with_labels=False)
     with pytest.raises(ReaderError, match="cannot be expressed"):
         to_varlen(replace(batch, not_causal="documents have annotations"))
+
+
+def test_rows_of_several_sequences_and_their_columns(tmp_path: Path) -> None:
+    """Fails when sequences of a row see each other, a column is lost or shifted, or a room is taken for a sequence."""
+    (tmp_path / "s").mkdir()
+    rows = [
+        {"id": "two", "input_ids": [1, 5, 6, 1, 7], "seq_lengths": [3, 2], "logprobs": [None, -1, -2, None, -3]},
+        {"id": "one", "input_ids": [1, 8, 9], "logprobs": [None, -4, -5]},
+    ]
+    (tmp_path / "s" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = ["seq_len=64", "block_size=16", "cp_sizes=[1]", "ring_degrees=[1]", "token_columns={logprobs: float32}"]
+    [batch] = PackedDataset(str(packed(tmp_path / "s", tmp_path / "out", [*settings, "layouts=[contiguous]"])))
+    given = to_varlen(batch, with_columns=True)
+    tokens, edges = given["input_ids"][0], given["cu_seq_lens_q"].tolist()
+    found = {
+        tuple(tokens[a:b].tolist()): (
+            given["position_ids"][0, a:b].tolist(),
+            given["columns.logprobs"][0, a:b].tolist(),
+        )
+        for a, b in pairwise(edges)
+        if tokens[a] == 1
+    }
+    assert found == {
+        (1, 5, 6): ([0, 1, 2], [-1, -2, 0]),
+        (1, 7): ([0, 1], [-3, 0]),
+        (1, 8, 9): ([0, 1, 2], [-4, -5, 0]),
+    }
+    assert "columns.logprobs" not in to_varlen(batch)
+    for name in ("cu_seqlens_padded", "document_lengths", "cu_seqlens_local"):
+        with pytest.raises(ReaderError, match="a room for each document"):
+            getattr(batch, name)
