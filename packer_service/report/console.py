@@ -74,6 +74,8 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.straggler_ratio.items())
     say(f"straggler ratio by data-parallel size: {stragglers or 'none, for want of packs'}")
     if isinstance(report, DatasetReport):
+        if report.annotations:
+            say(f"columns joined later, by documents that have a value: {_most(report.annotations)}")
         for line in unread_lines(report.unused_columns, report.unread_files, report.filtered):
             say(line)
         say(_cost(report))

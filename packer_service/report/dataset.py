@@ -9,6 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from preshard.packer_service.report.fill import SUMMED, DocumentSums, LengthCounts, fill_of
@@ -26,8 +28,9 @@ from preshard.packer_service.report.records import (
 from preshard.packer_service.report.tables import numbers_of, open_measures, read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults
 from preshard.schemas.dataset.manifest_parts import read_manifest_head
-from preshard.schemas.errors import ConfigError
+from preshard.schemas.errors import AnnotationsInvalid, ConfigError
 from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead, ModelEntry, TokenizerEntry
 from preshard.schemas.model.encoder import encoder_of
 
@@ -88,6 +91,7 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
     return DatasetReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
         dataset_id=manifest.dataset_id,
+        annotations=joined_columns(folder, manifest),
         source_documents=counts.source_documents,
         documents=counts.documents,
         rejected=counts.rejected,
@@ -103,6 +107,30 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         attempts=len(run.get("attempts", [])),
         measured_per_second=_rate(counts.source_documents, seconds.get("measure_task_seconds", 0.0)),
     )
+
+
+def joined_columns(folder: Folder, manifest: ManifestHead) -> dict[str, int]:
+    """The columns that were joined to a dataset, each with the number of its values, by what the file's footer says.
+
+    Raises:
+        AnnotationsInvalid: they are of another dataset, or damaged.
+    """
+    if not folder.is_file(ANNOTATIONS):
+        return {}
+    try:
+        with folder.open(ANNOTATIONS) as opened:
+            file = pq.ParquetFile(opened)
+            for fault in annotations_faults(file.schema_arrow, manifest):
+                raise AnnotationsInvalid(ANNOTATIONS, fault)
+            table = file.metadata
+            groups = [table.row_group(number) for number in range(table.num_row_groups)]
+            names = list(enumerate(file.schema_arrow.names))[len(PLACES) :]
+            return {
+                name: sum(group.num_rows - group.column(place).statistics.null_count for group in groups)
+                for place, name in names
+            }
+    except pa.ArrowInvalid as error:
+        raise AnnotationsInvalid(ANNOTATIONS, " ".join(str(error).split())[:200]) from None
 
 
 def dataset_lengths(location: str) -> LengthCounts:

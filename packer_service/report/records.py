@@ -220,6 +220,9 @@ class DatasetReport(PlanReport, Unread, Warned):
     """What packing gave: the figures of `preshard report --json`."""
 
     dataset_id: str
+    annotations: dict[str, int] = Field(
+        description="Columns that were joined to it later, each with the rows of documents that have a value."
+    )
     shards: int
     n_images: int = Field(description="Crops of all packs.")
     seconds: dict[str, float] = Field(description="Time that the job's phases took, from run.json.")

@@ -15,9 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from repacked import Listener, packed
 
+from preshard.data import PackedDataset
 from preshard.packer_service.cli import main
 from preshard.packer_service.publish import annotate as module
 from preshard.packer_service.publish.annotate import annotate
+from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.shards.lock import FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify import verify_dataset
@@ -154,6 +156,31 @@ def test_where_asks_for_what_was_joined(dataset: Path, tmp_path: Path, capsys: p
     assert good
     assert set(pq.read_table(out / "documents.parquet")["doc_id"].to_pylist()) == good
     assert not faults(out)
+
+
+def test_what_was_joined_is_reported_and_kept_by_later_datasets(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when joined values are lost or of another document in a dataset packed from this one, or are not shown."""
+    annotate(str(dataset), written(tmp_path, "parquet", GIVEN), on="doc_id")
+    assert report_dataset(str(dataset)).annotations == {name: 30 - (name == "quality") for name in sorted(TYPES)}
+    with pytest.raises(SystemExit, match="0"):
+        main(["report", str(dataset)])
+    assert "columns joined later, by documents that have a value: day (30), " in capsys.readouterr().out
+    keep = "keep_columns={q: int, quality: float, licence: string, ok: bool, n: int}"
+    for out, again in ((tmp_path / "new", []), (tmp_path / "long", ["seq_len=128", "where=q < 50"])):
+        packed(dataset, out, [keep, *again])
+        assert not faults(out)
+        spans = {span.doc_id: span.columns for batch in PackedDataset(str(out)) for span in batch.documents}
+        assert len(spans) == (50 if again else N)
+        for doc_id, columns in spans.items():
+            row = GIVEN["doc_id"].index(doc_id) if doc_id in GIVEN["doc_id"] else None
+            joined = {name: None if row is None else GIVEN[name][row] for name in ("quality", "licence", "ok", "n")}
+            assert columns == {"q": int(doc_id), **joined}
+    with pytest.raises(ConfigError, match="has no column quality of type int"):
+        packed(dataset, tmp_path / "other", ["keep_columns={quality: int}"])
+    assert packed(dataset, tmp_path / "as it was", [])
+    assert "quality" not in pq.read_schema(tmp_path / "as it was" / "documents.parquet").names
 
 
 def test_a_job_does_not_go_on_with_other_annotations(dataset: Path, tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.packed.pack import StoredPack
 from preshard.packer_service.ingest.source.file import RowReference, SourceFile, SourceRow
 from preshard.schemas.codec import HEAD, SEQUENCE, check_member, decode_head, decode_sequence, sample_key, shard_name
+from preshard.schemas.columns import Kept
 from preshard.schemas.config import PackConfig, stored_config
-from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES
+from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, kind_of
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.files.filesystem import join, locate
 from preshard.schemas.header import read_member, stored_checksum
@@ -161,6 +162,21 @@ class PackedDatasetSource:
             for name in joined.column_names[len(PLACES) :]:
                 table = table.append_column(name, joined[name])
         return table
+
+    @cached_property
+    def joined_columns(self) -> dict[str, str]:
+        """The columns that were joined to the documents, with their types as ``keep_columns`` spells them."""
+        fields = [] if self._annotations is None else list(self._annotations.schema)[len(PLACES) :]
+        return {each.name: kind_of(each.type) for each in fields}
+
+    def joined_values(self, row: SourceRow, names: Sequence[str]) -> dict[str, Kept]:
+        """What was joined to a document, in some of these columns."""
+        assert self._annotations is not None, "has columns"
+        rows = self._annotations.rows_of(row.reference.offset, row.reference.offset + 1)
+        found = rows.slice(row.reference.size, 1).to_pylist()
+        if not found or found[0]["doc_id"] != row.doc_id:
+            raise ConfigError(f"SOURCE {self.file.label}: {ANNOTATIONS} is not of its documents; annotate again")
+        return {name: found[0][name] for name in names}
 
     @cached_property
     def _annotations(self) -> StoredTable | None:

@@ -81,7 +81,10 @@ def _taken(source: PackedDatasetSource, row: SourceRow, config: PackConfig) -> R
     if place.size >= len(pack.head.documents) or pack.head.documents[place.size].doc_id != row.doc_id:
         raise DocumentError("bad_row", f"pack {place.offset} does not hold it where documents.parquet says")
     taken = pack.document(place.size)
-    kept = {name: taken.kept.get(name) for name, _ in config.keep_columns}
+    wanted, has = [name for name, _ in config.keep_columns], dict(source.config.keep_columns)
+    joined = [name for name in wanted if name not in has]
+    values = {**taken.kept, **(source.joined_values(row, joined) if joined else {})}
+    kept = {name: values.get(name) for name in wanted}
     return weigh(replace(taken, truncated=row.truncated, kept=kept), config)
 
 

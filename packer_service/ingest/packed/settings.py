@@ -29,13 +29,14 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
         ConfigError: a key of the configuration would ask for a dataset's source again, or a file is not what it should
             be.
     """
-    datasets = [(file.label, manifest_of(file)) for file in files if file.kind == DATASET]
+    stored_files = [file for file in files if file.kind == DATASET]
+    datasets = [(file.label, manifest_of(file)) for file in stored_files]
     if not datasets:
         return packed_for(config)
-    for label, manifest in datasets:
-        stored = stored_config(manifest)
-        refuse_changes(config, label, stored)
-        _refuse_other_columns(config, label, stored)
+    for file in stored_files:
+        stored = stored_config(manifest_of(file))
+        refuse_changes(config, file.label, stored)
+        _refuse_other_columns(config, file, stored)
     first = datasets[0][1]
     known = PackedFor(tokenizer=first.tokenizer, model=first.model)
     only_datasets = len(datasets) == len(files)
@@ -46,9 +47,11 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
     return target
 
 
-def _refuse_other_columns(config: PackConfig, label: str, stored: PackConfig) -> None:
-    """Documents may keep fewer columns than they have, and none that they do not have."""
-    has = dict(stored.keep_columns)
+def _refuse_other_columns(config: PackConfig, file: SourceFile, stored: PackConfig) -> None:
+    """Documents may keep fewer columns than they have or were joined to them, and none that they do not have."""
+    has, label = dict(stored.keep_columns), file.label
+    if not set(dict(config.keep_columns)) <= set(has):
+        has |= open_dataset(file).joined_columns
     for name, kind in config.keep_columns:
         if has.get(name) != kind:
             known = ", ".join(f"{key} ({value})" for key, value in has.items()) or "none"

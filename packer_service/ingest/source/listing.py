@@ -112,7 +112,9 @@ def list_sources(
     for label, source in zip(label_sources(sources), sources, strict=True):
         manifest = dataset_manifest(source)
         if manifest is not None:
-            found.append(dataset_file(label, source, manifest, annotated=settings.where is not None))
+            others = {name for name, _ in settings.keep_columns} - set(manifest.head.config.get("keep_columns", {}))
+            annotated = settings.where is not None or bool(others)
+            found.append(dataset_file(label, source, manifest, annotated=annotated))
             continue
         entries = [
             (path, info)
