@@ -17,7 +17,7 @@ from preshard.trainer.data import PackedDataset
 from preshard.trainer.families.family import load_family
 from preshard.trainer.models import PackedModel, interface, load_model
 
-SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v", "mistral3"]
+SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3"]
 
 
 def test_these_are_the_encoders() -> None:
