@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from preshard.packer_service.ingest.families.family import Family
-from preshard.packer_service.ingest.families.folder import FolderFamily, load_family
+from preshard.packer_service.ingest.families.folder import FolderFamily, load_family, masks_for
 from preshard.packer_service.ingest.families.square import SquareFamily
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, spelled_by
 from preshard.packer_service.ingest.text.chat_text import chat_texts
@@ -18,7 +18,7 @@ from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
-from preshard.schemas.model.followed import check_window, layer_masks
+from preshard.schemas.model.followed import check_window
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
 """Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_text.chat_texts` does in a process."""
@@ -111,14 +111,6 @@ def packed_for(config: PackConfig) -> PackedFor:
         "vocab_size": entry.vocab_size - is_new,
     }
     return PackedFor(tokenizer=entry.model_copy(update=fitting), model=model)
-
-
-def masks_for(config: PackConfig) -> LayerMasks | None:
-    """The layers of a job's model, where some have a window that is shorter than packs; None without a model."""
-    found = None if config.model is None else load_family(config.model, config.images.backend)
-    if found is None or found.window is None or found.window >= config.seq_len:
-        return None
-    return layer_masks(found.config, "model")
 
 
 def _model_entry(found: FolderFamily, tokenizer: Tokenizer, masks: LayerMasks | None) -> ModelEntry:

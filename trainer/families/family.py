@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -133,20 +134,16 @@ def check_version(model_type: str | None) -> None:
     since = (FAMILIES.get(kind) or language_model(kind)).since
     if has_transformers(since):
         return
-    import transformers
-
     first = ".".join(map(str, since))
     raise ConfigError(
-        f"--model is a {model_type} model, which needs transformers {first} or newer; {transformers.__version__} is "
+        f"--model is a {model_type} model, which needs transformers {first} or newer; {version('transformers')} is "
         f"installed: pip install 'transformers>={first}'"
     )
 
 
 def has_transformers(since: Version) -> bool:
     """Whether the installed ``transformers`` is of a version or newer."""
-    import transformers
-
-    major, minor = transformers.__version__.split(".")[:2]
+    major, minor = version("transformers").split(".")[:2]
     return (int(major), int(minor)) >= since
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import Family
 from preshard.packer_service.ingest.families.settings import ModelFolder
-from preshard.schemas.config import ImageBackend
+from preshard.schemas.config import ImageBackend, PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.model.families import FAMILIES
-from preshard.schemas.model.followed import check_followed, hidden_window_of, window_of
+from preshard.schemas.model.followed import check_followed, hidden_window_of, layer_masks, window_of
 
 _OWN_CONFIGS = ("quantization_config", "compression_config")
 """Nested settings that say nothing of a second kind of input."""
@@ -91,6 +92,14 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
         window=window_of(folder.config),
         hidden_window=hidden_window_of(folder.config),
     )
+
+
+def masks_for(config: PackConfig) -> LayerMasks | None:
+    """The layers of a job's model, where some have a window that is shorter than packs; None without a model."""
+    found = None if config.model is None else load_family(config.model, config.images.backend)
+    if found is None or found.window is None or found.window >= config.seq_len:
+        return None
+    return layer_masks(found.config, "model")
 
 
 def _is_text_only(folder: ModelFolder) -> bool:

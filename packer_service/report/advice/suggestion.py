@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from preshard.packer_service.ingest.families.folder import load_family
-from preshard.packer_service.ingest.model import masks_for
+from preshard.packer_service.ingest.families.folder import load_family, masks_for
 from preshard.packer_service.ingest.oversize import fit
 from preshard.packer_service.layout.mask import full_and_window
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
