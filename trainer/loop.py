@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.config import DTYPES, TrainConfig
@@ -19,7 +19,7 @@ from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
 from preshard.trainer.device import to_device
 from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
-from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 from preshard.trainer.export import export_model
 from preshard.trainer.metrics import StepFigures, StepWork, imbalance, profiled
 from preshard.trainer.models import PackedModel
@@ -29,7 +29,7 @@ from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import inputs_wait, save_memory, state_on_host
 from preshard.trainer.models.packed import shard_model
 from preshard.trainer.models.parts import end_backward_at_decoder
-from preshard.trainer.preference import BETA, Reference, find_reference, preference_loss
+from preshard.trainer.preference import BETA, Reference, find_reference, mean_rewards, preference_loss
 from preshard.trainer.setup import Job, open_whole
 from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
 
@@ -191,6 +191,7 @@ def _figures(totals: Totals, config: TrainConfig, *, step: int, step_time: float
         compute_times=totals.compute_times,
         predicted_imbalance=imbalance(totals.work),
         measured_imbalance=imbalance(totals.compute_times) if totals.compute_times else None,
+        rewards=mean_rewards(totals.rewards, totals.loss_weight) if config.loss == "dpo" else None,
     )
 
 
@@ -214,18 +215,24 @@ def add_gradients(
         batch = take(batches, local)
         local.work += work.of_rank(batch)
         began = time.process_time()
-        if reference is None:
-            loss_sum, weight = model(batch, mesh.cp, **_exchanges(job.config)), None
-            loss_sum.backward()
-        else:
-            losses = model(batch, mesh.cp, per_token=True, **_exchanges(job.config))
-            loss = preference_loss(losses, batch, mesh.cp, reference, job.config.beta or BETA)
-            loss.backward()
-            # each rank of a pack has the loss of all of its pairs
-            loss_sum, weight = loss / mesh.cp.cp_size, len(batch.preferences) / mesh.cp.cp_size
+        loss, share = _measure(model, batch, mesh.cp, job.config, reference)
+        loss.backward()
         local.compute_time += time.process_time() - began
-        local.add(batch, loss_sum, weight)
+        local.add(batch, *share)
     return local, batch.state
+
+
+def _measure(
+    model: PackedModel, batch: RankBatch, cp: ContextParallel, config: TrainConfig, reference: Reference | None
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """The loss that this rank takes the gradient of, and its share of the pack's sums for ``LocalTotals.add``."""
+    if reference is None:
+        loss = model(batch, cp, **_exchanges(config))
+        return loss, (loss,)
+    losses = model(batch, cp, per_token=True, **_exchanges(config))
+    loss, rewards = preference_loss(losses, batch, cp, reference, config.beta or BETA)
+    # each rank of a pack has the loss of all of its pairs
+    return loss, (loss / cp.cp_size, len(batch.preferences) / cp.cp_size, rewards / cp.cp_size)
 
 
 def _exchanges(config: TrainConfig) -> dict[str, Any]:

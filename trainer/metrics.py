@@ -47,6 +47,7 @@ class StepFigures:
         predicted_imbalance: the largest of ``predicted_work`` by their mean. None if there is no work.
         measured_imbalance: the same of ``compute_times``.
         eval_loss: mean loss on the second dataset, in steps after which it is taken.
+        rewards: with ``--loss dpo`` means over all pairs, by :data:`preshard.trainer.preference.REWARDS`.
     """
 
     step: int
@@ -68,6 +69,13 @@ class StepFigures:
     predicted_imbalance: float | None
     measured_imbalance: float | None
     eval_loss: float | None = None
+    rewards: dict[str, float] | None = None
+
+    def named(self) -> dict[str, Any]:
+        """The figures by the names that files have for them: rewards are TRL's ``rewards/chosen`` and so on."""
+        found = asdict(self)
+        rewards = found.pop("rewards") or {}
+        return found | {f"rewards/{name}": value for name, value in rewards.items()}
 
 
 class MetricsFile:
@@ -95,7 +103,7 @@ class MetricsFile:
             OSError: it cannot be written; names the file.
         """
         try:
-            self._file.write(json.dumps(asdict(figures)) + "\n")
+            self._file.write(json.dumps(figures.named()) + "\n")
             self._file.flush()
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from None
@@ -118,7 +126,7 @@ class TensorBoardFiles:
         self._writer = SummaryWriter(folder, purge_step=after + 1)
 
     def write(self, figures: StepFigures) -> None:
-        for name, value in asdict(figures).items():
+        for name, value in figures.named().items():
             if isinstance(value, int | float) and name != "step":
                 self._writer.add_scalar(name, value, figures.step)
 

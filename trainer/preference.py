@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ from preshard.trainer.models import PackedModel
 
 BETA = 0.1
 """The default of ``--beta``, as of TRL's."""
+
+REWARDS = ("chosen", "rejected", "accuracies", "margins")
+"""TRL's figures of a pair. An answer's reward is beta x (its log-probability less that under the reference);
+``accuracies`` is 1 where the chosen answer has the larger one, else 0; ``margins`` is by how much.
+"""
 
 Reference = Mapping[tuple[int, int], Float64[Tensor, "documents 2"]]
 """What :func:`answer_log_probs` is under the model that a run starts from, by dataset and pack."""
@@ -57,14 +62,22 @@ def answer_log_probs(
 
 def preference_loss(
     losses: Float[Tensor, "counted"], batch: RankBatch, cp: ContextParallel, reference: Reference, beta: float
-) -> Float64[Tensor, ""]:
-    """The sum over a pack's pairs of -log sigmoid(beta x margin), the same on all its ranks.
+) -> tuple[Float64[Tensor, ""], Float64[Tensor, "4"]]:
+    """The sums over a pack's pairs of -log sigmoid(margin) and of :data:`REWARDS`, the same on all its ranks.
 
-    The margin is by how much more the model prefers the chosen answer than the reference does: TRL's loss ``sigmoid``.
+    The margin is by how much the chosen answer's reward is larger: TRL's loss ``sigmoid``. Only it has a gradient.
     """
     log_probs = answer_log_probs(losses, batch, cp)
-    ratios = log_probs - reference[batch.dataset, batch.pack_id].to(log_probs.device, non_blocking=True)
-    return -logsigmoid(beta * (ratios[:, 0] - ratios[:, 1])).sum()
+    rewards = beta * (log_probs - reference[batch.dataset, batch.pack_id].to(log_probs.device, non_blocking=True))
+    chosen, rejected = rewards.unbind(1)
+    margins = chosen - rejected
+    of_pairs = torch.stack([chosen, rejected, (chosen > rejected).double(), margins]).detach()
+    return -logsigmoid(margins).sum(), of_pairs.sum(1)
+
+
+def mean_rewards(sums: Sequence[float], pairs: float) -> dict[str, float]:
+    """Sums of :data:`REWARDS` as means, by their names."""
+    return {name: total / pairs for name, total in zip(REWARDS, sums, strict=True)}
 
 
 def find_reference(

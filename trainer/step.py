@@ -18,6 +18,7 @@ from preshard.schemas.errors import PreshardError
 from preshard.trainer.config import TrainConfig
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import to_device
+from preshard.trainer.preference import REWARDS
 
 BETAS = (0.9, 0.95)
 """AdamW's decay rates for the mean of gradients and of their squares."""
@@ -90,6 +91,7 @@ class Totals:
         packs: ids of the packs, in the order of the epoch.
         work: operations of each rank.
         compute_times: processor seconds of each rank's forward and backward passes; empty on CUDA.
+        rewards: sums over pairs, by :data:`preshard.trainer.preference.REWARDS`; zeros without preferences.
     """
 
     loss_sum: float
@@ -102,6 +104,7 @@ class Totals:
     packs: list[int]
     work: list[float]
     compute_times: list[float]
+    rewards: list[float]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -111,6 +114,7 @@ class LocalTotals:
     loss_sum: Float64[Tensor, ""]
     loss_weight: Float64[Tensor, ""]
     tokens: Float64[Tensor, ""]
+    rewards: Float64[Tensor, "4"]
     bytes_read: int = 0
     data_time: float = 0.0
     work: float = 0.0
@@ -120,14 +124,22 @@ class LocalTotals:
     @classmethod
     def zero(cls, device: torch.device) -> LocalTotals:
         zero = torch.zeros((), dtype=torch.float64, device=device)
-        return cls(loss_sum=zero, loss_weight=zero, tokens=zero, packs=[])
+        return cls(loss_sum=zero, loss_weight=zero, tokens=zero, rewards=zero.repeat(len(REWARDS)), packs=[])
 
-    def add(self, batch: RankBatch, loss_sum: Tensor, loss_weight: Tensor | float | None = None) -> None:
+    def add(
+        self,
+        batch: RankBatch,
+        loss_sum: Tensor,
+        loss_weight: Tensor | float | None = None,
+        rewards: Float64[Tensor, "4"] | None = None,
+    ) -> None:
         """Counts one pack, by its tokens' weights if no other is given. Nothing here waits for the device."""
         self.loss_sum = self.loss_sum + loss_sum.detach()
         self.loss_weight = self.loss_weight + (
             batch.loss_weights.double().sum() if loss_weight is None else loss_weight
         )
+        if rewards is not None:
+            self.rewards = self.rewards + rewards
         self.tokens = self.tokens + (batch.doc_ids[batch.positions] >= 0).sum()
         self.bytes_read += batch.bytes_read
         self.packs.append(batch.pack_id)
@@ -158,11 +170,12 @@ def join_totals(
     counted = to_device(torch.tensor(here, dtype=torch.float64), device)
     of_gradients = to_device(_squares(parameters), device)
     measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, of_gradients])
-    mine = torch.cat([measured, counted])
+    mine = torch.cat([measured, local.rewards, counted])
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
     ranks = torch.stack(every).tolist()
     loss_sum, loss_weight, tokens, squares, *others = zip(*ranks, strict=True)
+    rewards, others = others[: len(REWARDS)], others[len(REWARDS) :]
     bytes_read, data_time, stops, work, compute_times, *packs = others
     return Totals(
         loss_sum=sum(loss_sum),
@@ -175,6 +188,7 @@ def join_totals(
         packs=[int(pack) for of_ranks in packs for pack in of_ranks[::cp_size]],
         work=list(work),
         compute_times=list(compute_times) if device.type == "cpu" else [],
+        rewards=[sum(of_ranks) for of_ranks in rewards],
     )
 
 

@@ -137,6 +137,8 @@ def _line(figures: StepFigures) -> str:
         f"{figures.step_time:6.2f} s, data {figures.data_time:.2f} s",
         f"{figures.tokens_per_second:,.0f} tokens/s",
     ]
+    if figures.rewards is not None:
+        parts.append(f"margin {figures.rewards['margins']:.4f}, accuracy {figures.rewards['accuracies']:.0%}")
     if figures.mfu is not None:
         parts.append(f"MFU {figures.mfu:.1%}")
     if figures.eval_loss is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ STEP = StepFigures(
     compute_times=[0.1, 0.2],
     predicted_imbalance=1.33,
     measured_imbalance=1.33,
+    rewards={"chosen": 0.5},
 )
 
 
@@ -44,6 +45,6 @@ def test_a_resumed_run_goes_on_with_the_curves(tmp_path: Path) -> None:
     resumed.close()
     read = accumulator.EventAccumulator(str(tmp_path / "curves")).Reload()
     lists = {"step", "packs", "predicted_work", "compute_times"}
-    assert set(read.Tags()["scalars"]) == {field.name for field in fields(StepFigures)} - lists - {"mfu"}
+    assert set(read.Tags()["scalars"]) == {*STEP.named()} - lists - {"mfu"}
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, 11), (2, 12), (3, 23), (4, 24)]
     assert [(event.step, event.value) for event in read.Scalars("eval_loss")] == [(2, 1.5)]

@@ -27,7 +27,7 @@ from preshard.trainer.metrics import StepFigures
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.load import load_sharded
 from preshard.trainer.models.packed import shard_model
-from preshard.trainer.preference import find_reference, preference_loss
+from preshard.trainer.preference import REWARDS, find_reference, preference_loss
 from preshard.trainer.setup import prepare
 
 # This build of torchvision has operators for CUDA alone, and trl imports it.
@@ -58,10 +58,9 @@ def make_pairs(folder: Path, family: str, progress: Any) -> None:
             Image.fromarray(noise.integers(0, 255, (70 + 20 * number, 90, 3), np.uint8)).save(folder / f"{number}.png")
             row["images"], content = [f"{number}.png"], [{"type": "image"}, *content]
         row["prompt"] = [{"role": "user", "content": content}]
-        for name, answer in (
-            ("chosen", "Noise, as before. " * (1 + number % 4)),
-            ("rejected", "A cat. " * (9 - number)),
-        ):
+        names = ("rejected", "chosen") if number == 4 else ("chosen", "rejected")  # one pair the other way round
+        answers = ("Noise, as before. " * (1 + number % 4), "A cat. " * (9 - number))
+        for name, answer in zip(names, answers, strict=True):
             row[name] = [{"role": "assistant", "content": answer}]
         rows.append(row)
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -84,8 +83,11 @@ def load(mesh: Mesh, folder: str) -> PackedModel:
     return load_sharded(folder, shard, dtype=torch.float64)
 
 
-def train_on_pairs(mesh: Mesh, folder: str, kind: str) -> tuple[float, torch.Tensor, list[tuple[int, int]]]:
-    """The sum of losses of all packs, its gradient, and how many of each pack's tokens with loss lie here, of how many.
+def train_on_pairs(
+    mesh: Mesh, folder: str, kind: str
+) -> tuple[float, torch.Tensor, list[tuple[int, int]], torch.Tensor]:
+    """The sum of losses of all packs, its gradient, how many of each pack's tokens with loss lie here, of how many, and
+    the sums of rewards.
 
     Runs on each rank of the pool.
     """
@@ -94,15 +96,16 @@ def train_on_pairs(mesh: Mesh, folder: str, kind: str) -> tuple[float, torch.Ten
     whole = PackedDataset(f"{folder}/dataset", layout="zigzag", **degrees)
     old = load(mesh, f"{folder}/reference")
     reference = find_reference(old, [whole], mesh.cp, mesh.dp_rank, mesh.dp_size, **exchanges)
-    packed, total, seen = load(mesh, f"{folder}/model"), 0.0, []
+    packed, total, seen, of_pairs = load(mesh, f"{folder}/model"), 0.0, [], torch.zeros(4, dtype=torch.float64)
     for batch in PackedDataset(f"{folder}/dataset", layout="zigzag", **mesh.place):
         losses = packed(batch, mesh.cp, per_token=True, **exchanges)
-        loss = preference_loss(losses, batch, mesh.cp, reference, BETA)
+        loss, rewards = preference_loss(losses, batch, mesh.cp, reference, BETA)
         loss.backward()
+        of_pairs += rewards
         total += loss.item()
         seen.append((len(batch.loss_tokens), int(batch.total_loss_weight)))
     gradients = [parameter.grad.full_tensor() for parameter in packed.inner.parameters()]
-    return total, torch.cat([each.flatten() for each in gradients]), seen
+    return total, torch.cat([each.flatten() for each in gradients]), seen, of_pairs
 
 
 def paths(batch: RankBatch) -> list[tuple[int, list[torch.Tensor]]]:
@@ -119,8 +122,8 @@ def paths(batch: RankBatch) -> list[tuple[int, list[torch.Tensor]]]:
     return found
 
 
-def by_trl(folder: Path, family: str, out: Path) -> tuple[float, torch.Tensor]:
-    """The sum of losses of all pairs by ``DPOTrainer``, one pair at a time, and its gradient."""
+def by_trl(folder: Path, family: str, out: Path) -> tuple[float, torch.Tensor, list[float]]:
+    """The sum of losses of all pairs by ``DPOTrainer``, one pair at a time, its gradient, and the sums of rewards."""
     from packed_models import _inputs, load_original
     from transformers import AutoTokenizer
     from trl import DPOConfig, DPOTrainer
@@ -163,7 +166,8 @@ def by_trl(folder: Path, family: str, out: Path) -> tuple[float, torch.Tensor]:
             loss.backward()
             total += loss.item()
     gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
-    return total, torch.cat([each.flatten() for each in gradients])
+    rewards = [sum(trainer._metrics["train"][f"rewards/{name}"]) for name in REWARDS]
+    return total, torch.cat([each.flatten() for each in gradients]), rewards
 
 
 class ExactLogProbs:
@@ -193,7 +197,7 @@ def test_loss_and_gradient_are_those_of_trl(
     exact: bool,
 ) -> None:
     """Fails when tokens of an answer on another rank are left out or counted twice, a pair is taken the wrong way
-    round, or the first token of an answer does not count.
+    round, the first token of an answer does not count, or a reward is not TRL's.
     """
     folder, limit = pairs(family), 1e-6
     if exact:
@@ -201,13 +205,16 @@ def test_loss_and_gradient_are_those_of_trl(
 
         monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", ExactLogProbs)
         limit = 1e-7
-    loss, gradient = by_trl(folder, family, tmp_path)
+    loss, gradient, rewards = by_trl(folder, family, tmp_path)
+    assert 0 < rewards[2] < 6, "the model prefers chosen answers, and rejected ones"
     for degrees in splits:
         answers = gloo_pool.run(train_on_pairs, str(folder), kind, **degrees)
         cp_size = degrees.get("ring", 1)
         assert sum(answer[0] for answer in answers) / cp_size == pytest.approx(loss, rel=limit)
+        of_pairs = sum(answer[3] for answer in answers) / cp_size
+        assert of_pairs.tolist() == pytest.approx(rewards, rel=10 * limit)
         assert float((answers[0][1] - gradient).norm() / gradient.norm()) < limit
-        assert cp_size == 1 or any(0 < own < every for _, _, seen in answers for own, every in seen)
+        assert cp_size == 1 or any(0 < own < every for _, _, seen, _ in answers for own, every in seen)
 
 
 def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
@@ -223,27 +230,36 @@ def test_a_run_begins_at_no_margin_and_goes_on_from_its_checkpoint(
     gloo_pool: Any, pairs: Callable[[str], Path], tmp_path: Path, more: dict[str, object]
 ) -> None:
     """Fails when the reference is not the model as the run began, or a resumed run takes the trained one for it; or
-    when the loss is not the mean over all ranks' pairs.
+    when loss or rewards are not the means over the pairs of all ranks and micro-batches.
     """
     folder = pairs("qwen3")
     common = {
         "data": str(folder / "dataset"),
         "model": str(folder / "model"),
         "dtype": "float64",
-        "lr": 0.01,
+        "lr": 0.001,
         "warmup": 0,
     }
     options = {**common, "steps": 3, "min_lr": 1.0, "loss": "dpo", "beta": BETA, **more}
+    options["accumulate"] = n_packs = PackedDataset(folder / "dataset").n_packs
     saved = {"checkpoint": str(tmp_path / "whole"), "save_every": 1, "keep": 9}
     figures = gloo_pool.run(train_job, {**options, "ring": 2, **saved}, ring=2)[0]
     losses = [each.loss for each in figures]
     assert losses[0] == pytest.approx(float(np.log(2)), rel=1e-9)
     assert losses[2] < losses[0]
+    assert n_packs > 1
+    assert figures[0].rewards["margins"] == pytest.approx(0, abs=1e-9)
+    for each in figures[1:]:
+        assert each.loss_weight == 6
+        assert 6 * each.rewards["accuracies"] == pytest.approx(5, rel=1e-9)
+        assert each.named()["rewards/margins"] == pytest.approx(each.rewards["chosen"] - each.rewards["rejected"])
     shutil.copytree(tmp_path / "whole" / "step-00000001", tmp_path / "again" / "step-00000001")
     resumed = {**options, "checkpoint": str(tmp_path / "again"), "resume": True}
     rest = gloo_pool.run(train_job, resumed)[0]
     assert [each.loss for each in rest] == pytest.approx(losses[1:], rel=1e-9)
     assert [each.grad_norm for each in rest] == pytest.approx([each.grad_norm for each in figures[1:]], rel=1e-9)
+    for one, two in zip(rest, figures[1:], strict=True):
+        assert one.rewards == pytest.approx(two.rewards, rel=1e-9)
 
 
 def test_preferences_are_learnt_as_such_or_not_at_all(pairs: Callable[[str], Path], folder_of: Any) -> None:
