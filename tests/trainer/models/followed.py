@@ -117,7 +117,7 @@ def tiny_config(model_type: str, **settings: Any) -> dict[str, Any]:
 
 def tiny_with_images(model_type: str, text: str) -> dict[str, Any]:
     """The same for a model that reads images, with one of its language models."""
-    family = text.removesuffix("_text") if text.startswith(model_type[:4]) else model_type
+    family = text.removesuffix("_text") if text.endswith("_text") else model_type
     marks = {mark: number for number, mark in enumerate(tiny_model(family).marks, 3)}
     config = model_config(family, marks, VOCABULARY) | {"model_type": model_type}
     if model_type in ("internvl", "mistral3"):
