@@ -28,7 +28,7 @@ Set-ups that others have published:
   (SandAI-org/MagiAttention, exps/dist_attn/benchmark/datasets), even inside of its ranges; "MagiAttention, long": its
   other table, of up to 4,194,304 (exps/attn/run_benchmark.py), cut to 1,048,576.
 
-Zeppelin, FlexSP, ByteScale and Skrull show theirs as pictures. "tail" is made up, log-normal (median 900, deviation
+No figures were found for Zeppelin, FlexSP, ByteScale and Skrull. "tail" is made up, log-normal (median 900, deviation
 1.5); "mixed" is that of our other benchmarks, with clips of up to 36,864 tokens.
 """
 
