@@ -195,8 +195,6 @@ class TrainConfig(BaseModel):
     def _preferences_have_their_own_options(self) -> Self:
         if self.beta is not None and self.loss != "dpo":
             raise ValueError("--beta is given without --loss dpo; add it, or leave --beta out")
-        if self.eval_data is not None and self.loss == "dpo":
-            raise ValueError("--eval-data is given with --loss dpo, which is not evaluated yet; leave it out")
         if self.dry_run and self.loss == "dpo":
             raise ValueError("--dry-run is given with --loss dpo, which it does not count yet; leave one of them out")
         return self

@@ -17,7 +17,6 @@ from preshard.trainer.config import DTYPES, TrainConfig
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
-from preshard.trainer.device import to_device
 from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 from preshard.trainer.export import export_model
@@ -63,10 +62,12 @@ def run(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(model, config)
     shares = [group["lr"] / config.largest_lr for group in optimizer.param_groups]
-    reference = None
+    reference = eval_reference = None
     if config.loss == "dpo":  # by the model as the run began, also where it is resumed
         datasets = [open_whole(config, path, mesh.cp.cp_rank) for path, _ in config.datasets]
-        reference = find_reference(model, datasets, mesh.cp, mesh.dp_rank, mesh.dp_size, **_exchanges(config))
+        reference = find_reference(model, datasets, mesh, **_exchanges(config))
+        if job.evaluation is not None:
+            eval_reference = find_reference(model, [job.evaluation], mesh, **_exchanges(config))
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
     batches = read_batches(job, mesh, device, work)
@@ -84,7 +85,9 @@ def run(
             if profiler is not None:
                 profiler.step()
             figures = _figures(totals, config, step=step, step_time=seconds, lr=lr, epoch=data["epoch"])
-            report(replace(figures, eval_loss=_evaluation_loss(job, mesh, model, step)))
+            if job.evaluation is not None and (step == config.steps or step % (config.eval_every or config.steps) == 0):
+                figures = replace(figures, **evaluate(model, job.evaluation, mesh, config, eval_reference))
+            report(figures)
             ends = step == config.steps or totals.stop
             if saves is not None:
                 saves.look()
@@ -159,14 +162,6 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
         device=device,
         on_host=on_host,
     )
-
-
-def _evaluation_loss(job: Job, mesh: Mesh, model: PackedModel, step: int) -> float | None:
-    """The loss on the second dataset, after steps that ask for it."""
-    config = job.config
-    if job.evaluation is None or not (step == config.steps or step % (config.eval_every or config.steps) == 0):
-        return None
-    return evaluate(model, job.evaluation, mesh, **_exchanges(config))
 
 
 def _figures(totals: Totals, config: TrainConfig, *, step: int, step_time: float, lr: float, epoch: int) -> StepFigures:
@@ -260,8 +255,10 @@ def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:
         position = 0
 
 
-def evaluate(model: PackedModel, dataset: PackedDataset, mesh: Mesh, **exchanges: Any) -> float | None:
-    """The mean loss over every pack of a dataset, each token by its weight. All ranks call this.
+def evaluate(
+    model: PackedModel, dataset: PackedDataset, mesh: Mesh, config: TrainConfig, reference: Reference | None
+) -> dict[str, Any]:
+    """The run's loss over every pack of another dataset, and rewards if it is of preferences. All ranks call this.
 
     Every pack counts once, however many are taken at a time: where the last round has fewer packs than data-parallel
     ranks, those without one repeat an earlier pack and do not count it, as all must run the same collectives.
@@ -270,23 +267,27 @@ def evaluate(model: PackedModel, dataset: PackedDataset, mesh: Mesh, **exchanges
         model: stays as it is.
         dataset: opened with ``dp_size`` 1; the packs are dealt here.
         mesh: of all ranks.
-        exchanges: as for ``PackedModel``.
+        config: of the run.
+        reference: with ``--loss dpo``, of this dataset.
 
     Returns:
-        The same on all ranks. None if no token of the dataset has a loss.
+        Fields of ``StepFigures``, the same on all ranks. The loss is None if no token of the dataset has one.
     """
     device = torch.device(mesh.world.device_type)
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    local = LocalTotals.zero(device)
     model.eval()
     with torch.no_grad():
         for batch, counts in _rounds(dataset, mesh):
-            loss = model(batch, mesh.cp, **exchanges)
+            _, share = _measure(model, batch, mesh.cp, config, reference)
             if counts:
-                sums += torch.stack([loss.double(), to_device(batch.loss_weights.double().sum(), device)])
+                local.add(batch, *share)
     model.train()
+    sums = torch.cat([torch.stack([local.loss_sum, local.loss_weight]), local.rewards])
     dist.all_reduce(sums)
-    total, weight = sums.tolist()
-    return total / weight if weight > 0 else None
+    loss, weight, *rewards = sums.tolist()
+    if reference is not None:
+        return {"eval_loss": loss / weight, "eval_rewards": mean_rewards(rewards, weight)}
+    return {"eval_loss": loss / weight if weight > 0 else None}
 
 
 def _rounds(dataset: PackedDataset, mesh: Mesh) -> Iterator[tuple[RankBatch, bool]]:

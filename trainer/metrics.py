@@ -48,6 +48,7 @@ class StepFigures:
         measured_imbalance: the same of ``compute_times``.
         eval_loss: mean loss on the second dataset, in steps after which it is taken.
         rewards: with ``--loss dpo`` means over all pairs, by :data:`preshard.trainer.preference.REWARDS`.
+        eval_rewards: the same on the second dataset, in steps after which it is taken.
     """
 
     step: int
@@ -70,12 +71,14 @@ class StepFigures:
     measured_imbalance: float | None
     eval_loss: float | None = None
     rewards: dict[str, float] | None = None
+    eval_rewards: dict[str, float] | None = None
 
     def named(self) -> dict[str, Any]:
         """The figures by the names that files have for them: rewards are TRL's ``rewards/chosen`` and so on."""
         found = asdict(self)
-        rewards = found.pop("rewards") or {}
-        return found | {f"rewards/{name}": value for name, value in rewards.items()}
+        for kind in ("rewards", "eval_rewards"):
+            found |= {f"{kind}/{name}": value for name, value in (found.pop(kind) or {}).items()}
+        return found
 
 
 class MetricsFile:

@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 from preshard.trainer.distributed.tokens import gather_tokens
 from preshard.trainer.models import PackedModel
 
@@ -80,26 +80,24 @@ def mean_rewards(sums: Sequence[float], pairs: float) -> dict[str, float]:
     return {name: total / pairs for name, total in zip(REWARDS, sums, strict=True)}
 
 
-def find_reference(
-    model: PackedModel, datasets: list[PackedDataset], cp: ContextParallel, dp_rank: int, dp_size: int, **exchanges: Any
-) -> Reference:
+def find_reference(model: PackedModel, datasets: list[PackedDataset], mesh: Mesh, **exchanges: Any) -> Reference:
     """The log-probabilities of all answers under a model as it is, by one pass over every pack. All ranks call this.
 
     Args:
         model: stays as it is.
         datasets: each opened with ``dp_size`` 1; the packs are dealt here.
-        cp: this rank's place among the ranks of a pack.
-        dp_rank, dp_size: which packs this rank takes.
+        mesh: of all ranks.
         exchanges: as for ``PackedModel``.
     """
     found: dict[tuple[int, int], Tensor] = {}
+    cp = mesh.cp
     model.eval()
     with torch.no_grad():
         for number, dataset in enumerate(datasets):
             dataset.set_epoch(0)
             # where the last round has fewer packs than ranks, some take one again: all run the same collectives
-            for place in range(-(-dataset.n_packs // dp_size)):
-                batch = dataset.read_step(0, min(place * dp_size + dp_rank, dataset.n_packs - 1))
+            for first in range(0, dataset.n_packs, mesh.dp_size):
+                batch = dataset.read_step(0, min(first + mesh.dp_rank, dataset.n_packs - 1))
                 log_probs = answer_log_probs(model(batch, cp, per_token=True, **exchanges), batch, cp)
                 found[number, batch.pack_id] = log_probs.cpu()
     model.train()
