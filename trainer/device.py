@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 PAGE_LOCKED = ("cuda",)
 """Types of devices that copy from page-locked memory while the host goes on."""
@@ -21,6 +20,7 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 def compute_device(model: nn.Module) -> torch.device:
     """Where a model computes. Parameters that wait in the host's memory are sharded over a mesh of its devices."""
     parameter = next(model.parameters())
-    if isinstance(parameter, DTensor) and (kind := parameter.device_mesh.device_type) != parameter.device.type:
-        return torch.device(kind, torch.get_device_module(kind).current_device())
+    mesh = getattr(parameter, "device_mesh", None)  # of a DTensor, whose module takes the reader long to import
+    if mesh is not None and mesh.device_type != parameter.device.type:
+        return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
     return parameter.device
