@@ -157,4 +157,4 @@ def annotate(dataset: str, table: str, on: str, columns: tuple[str, ...], replac
     joined = join_columns(dataset, table, on=on, columns=columns, replace=replace)
     say(f"{dataset}: {', '.join(joined.columns)} of {joined.documents:,} of {joined.of_documents:,} documents")
     if joined.unknown:
-        say(f"{joined.unknown:,} rows of {table} are of no document that is packed")
+        say(f"{joined.unknown:,} rows of {table} match no packed document")

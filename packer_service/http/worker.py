@@ -32,7 +32,7 @@ from preshard.packer_service.http.dataset.catalog import (
     whole_or_refuse,
 )
 from preshard.packer_service.http.dataset.folder import ServedFolder
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.middleware.compress import LEVEL, is_worth_compressing
 from preshard.packer_service.http.models.datasets import PageOf
 from preshard.packer_service.http.problems import ProblemError
@@ -89,7 +89,7 @@ def answer(question: WorkerQuestion) -> bytes:
     keep_database()
     if _CACHE.limit != question.cache_bytes:
         _CACHE.resize(question.cache_bytes)
-    dataset: Dataset | None = None
+    dataset: ServedDataset | None = None
     head: dict[str, Any] = {}
     body = b""
     try:
@@ -114,11 +114,11 @@ def answer(question: WorkerQuestion) -> bytes:
     return json.dumps(head).encode() + b"\n" + body
 
 
-def _open(place: DatasetPlace, tokenizers: tuple[str, ...]) -> Dataset:
+def _open(place: DatasetPlace, tokenizers: tuple[str, ...]) -> ServedDataset:
     """The dataset, opened once; again where it was broken and is asked about all the same, for it may be repaired."""
     with _LOCK:
         found = _OPEN.get(place)
-        if not isinstance(found, Dataset) or found.broken is not None:
+        if not isinstance(found, ServedDataset) or found.broken is not None:
             folder = ServedFolder(place.root, place.path)
             found = _OPEN[place] = examine(place.name, folder, _CACHE, looks_at_shards=False)
     dataset = whole_or_refuse(place.name, found)
@@ -167,7 +167,7 @@ def look_at(root: str, path: str, stamps: Any, is_thorough: bool) -> bytes:
     found = examine(name_of(path, root), folder, Cache(0), is_thorough=is_thorough)
     head = {
         "found": entry_of(found).model_dump(mode="json"),
-        "tag": found.tag if isinstance(found, Dataset) else "",
+        "tag": found.tag if isinstance(found, ServedDataset) else "",
         "stamps": now,
         "seconds": time.monotonic() - began,
     }

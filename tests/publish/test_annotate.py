@@ -150,7 +150,7 @@ def test_where_asks_for_what_was_joined(dataset: Path, tmp_path: Path, capsys: p
         main(["annotate", str(dataset), table])
     said = capsys.readouterr().out
     assert "day, licence, n, ok, quality, zip of 30 of 60 documents" in said
-    assert f"1 rows of {table} are of no document that is packed" in said
+    assert f"1 rows of {table} match no packed document" in said
     out = packed(dataset, tmp_path / "good", ["where=quality > 0.5 and q < 50 and licence = 'MIT'"])
     good = {f"{i:03}" for i in range(0, N, 4) if i / N > 0.5 and i < 50}
     assert good

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.problems import not_found, not_legal
 from preshard.packer_service.tables.connect import connect
@@ -61,7 +61,7 @@ def ranked(values: np.ndarray, wanted: slice, *, descending: bool) -> Int64[np.n
         return np.array([place for (place,) in connection.execute(asked).fetchall()], np.int64)
 
 
-def packs_of_shard(dataset: Dataset, shard: str) -> range:
+def packs_of_shard(dataset: ServedDataset, shard: str) -> range:
     """The packs of a shard.
 
     Raises:

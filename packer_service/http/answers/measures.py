@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from preshard.packer_service.http.dataset.cache import size_of
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.report import measures
 from preshard.packer_service.report.figures import MEASURED, Figure
@@ -28,14 +28,16 @@ def group_of(figure: Figure, chosen: Chosen) -> MeasureGroup:
 
 
 @contextmanager
-def asking(dataset: Dataset, figure: Figure, chosen: Chosen, packs: range | None = None) -> Iterator[GroupQuestion]:
+def asking(
+    dataset: ServedDataset, figure: Figure, chosen: Chosen, packs: range | None = None
+) -> Iterator[GroupQuestion]:
     """The rows that have a figure, of all packs or some."""
     with dataset.measures() as rows:
         every = range(dataset.n_packs) if packs is None else packs
         yield GroupQuestion(measures=rows, group=group_of(figure, chosen), packs=every)
 
 
-def pack_measures(dataset: Dataset, chosen: Chosen, packs: Sequence[int]) -> dict[str, list[float | None]]:
+def pack_measures(dataset: ServedDataset, chosen: Chosen, packs: Sequence[int]) -> dict[str, list[float | None]]:
     """The value of every measure in each of some packs, in their order."""
     found: dict[str, list[float | None]] = {}
     with dataset.measures() as rows:
@@ -45,7 +47,7 @@ def pack_measures(dataset: Dataset, chosen: Chosen, packs: Sequence[int]) -> dic
     return found
 
 
-def layout_figures(dataset: Dataset, chosen: Chosen, pack: int) -> dict[str, float | None]:
+def layout_figures(dataset: ServedDataset, chosen: Chosen, pack: int) -> dict[str, float | None]:
     """The value of every measure of layouts in one pack."""
     figures, _ = _by_kind()
     with dataset.measures() as rows:
@@ -53,7 +55,7 @@ def layout_figures(dataset: Dataset, chosen: Chosen, pack: int) -> dict[str, flo
     return {figure.key: value for figure, value in zip(figures, values, strict=True)}
 
 
-def shard_spreads(dataset: Dataset, chosen: Chosen, shards: Sequence[int]) -> dict[int, dict[str, Spread]]:
+def shard_spreads(dataset: ServedDataset, chosen: Chosen, shards: Sequence[int]) -> dict[int, dict[str, Spread]]:
     """The spread of every measure over the packs of each of some shards, by the shard's number."""
     found: dict[int, dict[str, Spread]] = {shard: {} for shard in shards}
     for figures in _by_kind():
@@ -64,7 +66,7 @@ def shard_spreads(dataset: Dataset, chosen: Chosen, shards: Sequence[int]) -> di
     return found
 
 
-def shard_means(dataset: Dataset, key: str, chosen: Chosen) -> np.ndarray:
+def shard_means(dataset: ServedDataset, key: str, chosen: Chosen) -> np.ndarray:
     """The mean of a measure over the packs of each shard that have a value; nan where none has."""
 
     def asked() -> np.ndarray:
@@ -75,7 +77,7 @@ def shard_means(dataset: Dataset, key: str, chosen: Chosen) -> np.ndarray:
     return dataset.kept(("shard_means", key, group_of(MEASURED[key], chosen)), asked, size_of)
 
 
-def worst_packs(dataset: Dataset, key: str, chosen: Chosen, packs: range, most: int) -> list[tuple[int, float]]:
+def worst_packs(dataset: ServedDataset, key: str, chosen: Chosen, packs: range, most: int) -> list[tuple[int, float]]:
     """The packs that are worst by a measure, the worst first, each with its value; none without a value."""
     figure = MEASURED[key]
     with asking(dataset, figure, chosen, packs) as question:
@@ -85,7 +87,9 @@ def worst_packs(dataset: Dataset, key: str, chosen: Chosen, packs: range, most: 
     return [(pack, value) for pack, value in found if value is not None]
 
 
-def worst_of_shards(dataset: Dataset, key: str, chosen: Chosen, shards: Sequence[int]) -> dict[int, tuple[int, float]]:
+def worst_of_shards(
+    dataset: ServedDataset, key: str, chosen: Chosen, shards: Sequence[int]
+) -> dict[int, tuple[int, float]]:
     """The pack that is worst by a measure in each of some shards, with its value; none without a value."""
     with asking(dataset, MEASURED[key], chosen) as question:
         return measures.worst_of_shards(question, MEASURED[key], dataset.config.packs_per_shard, shards)
@@ -96,22 +100,22 @@ def _by_kind() -> list[list[Figure]]:
     return [[figure for figure in MEASURED.values() if figure.of == kind] for kind in ("layout", "images")]
 
 
-def layout_balance(dataset: Dataset, layout: str, ring_degree: int, packs: range | None) -> LayoutBalance:
+def layout_balance(dataset: ServedDataset, layout: str, ring_degree: int, packs: range | None) -> LayoutBalance:
     """One layout at one ring degree, over all packs or some."""
     return _asked(dataset, packs, measures.layout_balance, MeasureGroup(scheme=layout, degree=ring_degree))
 
 
-def image_balance(dataset: Dataset, cp_size: int, packs: range | None) -> ImageBalance:
+def image_balance(dataset: ServedDataset, cp_size: int, packs: range | None) -> ImageBalance:
     """The image boundaries of one CP size, over all packs or some."""
     return _asked(dataset, packs, measures.image_balance, MeasureGroup(scheme=None, degree=cp_size))
 
 
-def preferred(dataset: Dataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
+def preferred(dataset: ServedDataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
     """How many packs the cost model prefers each of some layouts for, at a ring degree."""
     return _asked(dataset, packs, measures.preferred, tuple(layouts), ring_degree)
 
 
-def _asked(dataset: Dataset, packs: range | None, question: Callable[..., T], *about: Any) -> T:
+def _asked(dataset: ServedDataset, packs: range | None, question: Callable[..., T], *about: Any) -> T:
     """The answer of a function to something about all packs, which is kept, or about some."""
 
     def ask() -> T:
@@ -121,7 +125,7 @@ def _asked(dataset: Dataset, packs: range | None, question: Callable[..., T], *a
     return ask() if packs is not None else dataset.kept((question.__name__, *about), ask, size_of)
 
 
-def all_balances(dataset: Dataset) -> Balances:
+def all_balances(dataset: ServedDataset) -> Balances:
     """The balance of everything that is stored."""
     config = dataset.config
     degrees = sorted(config.ring_degrees)

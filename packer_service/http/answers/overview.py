@@ -11,7 +11,7 @@ from jaxtyping import Int64
 
 from preshard.packer_service.http.answers.measures import all_balances
 from preshard.packer_service.http.dataset.cache import size_of
-from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
+from preshard.packer_service.http.dataset.reader import ServedDataset, numbers_of
 from preshard.packer_service.http.models.datasets import Histogram, Histograms, Overview, SourceTotals
 from preshard.packer_service.report.compare import ComparedSide, compared_side
 from preshard.packer_service.report.dataset import mixture_of
@@ -69,12 +69,12 @@ class WrittenSums(DocumentSums):
         return self._firsts[source] + len(self._left.get(source, ()))
 
 
-def overview(dataset: Dataset) -> Overview:
+def overview(dataset: ServedDataset) -> Overview:
     """PackFill, losses, sources and sizes, kept."""
     return dataset.kept(("overview",), lambda: _overview(dataset), size_of)
 
 
-def written_sums(dataset: Dataset) -> WrittenSums:
+def written_sums(dataset: ServedDataset) -> WrittenSums:
     """Sums over all documents, kept."""
 
     def summed() -> WrittenSums:
@@ -88,17 +88,17 @@ def written_sums(dataset: Dataset) -> WrittenSums:
     return dataset.kept(("document_sums",), summed, lambda sums: sums.lengths.counts.nbytes * 2 + _SHELL_BYTES)
 
 
-def written_fill(dataset: Dataset) -> PlanFill:
+def written_fill(dataset: ServedDataset) -> PlanFill:
     """How full the packs are, with the totals of what was packed."""
     return fill_of(written_sums(dataset).totals, dataset.numbers("packs.parquet", "cost"), dataset.config)
 
 
-def reject_columns(dataset: Dataset) -> pa.Table:
+def reject_columns(dataset: ServedDataset) -> pa.Table:
     """What figures need of the rejects."""
     return pa.table({name: dataset.column("rejects.parquet", name) for name in REJECTS})
 
 
-def _overview(dataset: Dataset) -> Overview:
+def _overview(dataset: ServedDataset) -> Overview:
     rejects, sums = reject_columns(dataset), written_sums(dataset)
     return Overview(
         **{name: value for name, value in written_fill(dataset) if name in PackFill.model_fields},
@@ -126,7 +126,7 @@ def _sources(sums: WrittenSums, rejects: pa.Table) -> list[SourceTotals]:
     ]
 
 
-def _histograms(dataset: Dataset, sums: WrittenSums) -> Histograms:
+def _histograms(dataset: ServedDataset, sums: WrittenSums) -> Histograms:
     def packs(name: str) -> np.ndarray:
         return dataset.numbers("packs.parquet", name)
 
@@ -140,12 +140,12 @@ def _histograms(dataset: Dataset, sums: WrittenSums) -> Histograms:
     )
 
 
-def compared(dataset: Dataset) -> ComparedSide:
+def compared(dataset: ServedDataset) -> ComparedSide:
     """The same figures as those of `preshard report --against`, from the dataset's tables."""
     return dataset.kept(("compared",), lambda: _compared(dataset), size_of)
 
 
-def _compared(dataset: Dataset) -> ComparedSide:
+def _compared(dataset: ServedDataset) -> ComparedSide:
     config, counts, sums = dataset.config, dataset.manifest.counts, written_sums(dataset)
     return compared_side(
         dataset.name,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.dataset.sample import read_sample
 from preshard.packer_service.http.models.balance import Chosen, Heaviest, WorstPack
 from preshard.packer_service.http.problems import damaged
@@ -19,7 +19,7 @@ _DOMINATES = 0.1
 
 
 def explain_packs(
-    dataset: Dataset, found: Sequence[tuple[int, float]], measure: str, chosen: Chosen, *, read: bool
+    dataset: ServedDataset, found: Sequence[tuple[int, float]], measure: str, chosen: Chosen, *, read: bool
 ) -> list[WorstPack]:
     """Packs that are badly balanced by a measure, and why.
 
@@ -46,7 +46,9 @@ def explain_packs(
     ]
 
 
-def _find_heaviest(dataset: Dataset, packs: Sequence[int], *, by_images: bool, read: bool) -> list[Heaviest | None]:
+def _find_heaviest(
+    dataset: ServedDataset, packs: Sequence[int], *, by_images: bool, read: bool
+) -> list[Heaviest | None]:
     """The document that weighs most in each pack; None where every document of a pack was lost while writing."""
     owned = [dataset.documents_of(pack) for pack in packs]
     rows = iter(dataset.rows("documents.parquet", [place for own in owned for place in own], _COLUMNS))
@@ -57,7 +59,7 @@ def _find_heaviest(dataset: Dataset, packs: Sequence[int], *, by_images: bool, r
     return found
 
 
-def _read_areas(dataset: Dataset, pack: int, n_documents: int) -> list[int]:
+def _read_areas(dataset: ServedDataset, pack: int, n_documents: int) -> list[int]:
     """The pairs that the mask of a pack allows each of its documents, read from its shard."""
     areas = read_sample(dataset, pack).document_areas().tolist()
     if len(areas) != n_documents:

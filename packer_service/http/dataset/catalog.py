@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from preshard.packer_service.http.dataset.cache import Cache
 from preshard.packer_service.http.dataset.folder import OutsideError, ServedFolder, reason_of
-from preshard.packer_service.http.dataset.reader import Dataset, Stamps, load_dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset, Stamps, load_dataset
 from preshard.packer_service.http.models.datasets import DatasetEntry, name_below_root
 from preshard.packer_service.http.problems import ProblemError, damaged, no_dataset, unfinished
 from preshard.packer_service.shards.store import Folder, require_answer
@@ -50,7 +50,7 @@ class Unfinished:
         )
 
 
-Found = Dataset | Unfinished | Damaged
+Found = ServedDataset | Unfinished | Damaged
 """What a folder below the root turned out to be."""
 
 
@@ -114,13 +114,13 @@ def examine(
         return Damaged(name=name, reason=reason_of(error))
 
 
-def whole_or_refuse(name: str, found: Found | None) -> Dataset:
+def whole_or_refuse(name: str, found: Found | None) -> ServedDataset:
     """A dataset that can be served.
 
     Raises:
         ProblemError: 404 no dataset has that name, 409 it is unfinished or damaged.
     """
-    if isinstance(found, Dataset) and found.broken is None:
+    if isinstance(found, ServedDataset) and found.broken is None:
         return found
     if isinstance(found, Unfinished):
         raise unfinished(name, found.reason)
@@ -157,7 +157,7 @@ def entry_of(found: Found) -> DatasetEntry:
             shards_total=found.shards_total,
             bytes=found.bytes,
         )
-    if not isinstance(found, Dataset):
+    if not isinstance(found, ServedDataset):
         return DatasetEntry(name=found.name, state="damaged", reason=found.reason)
     counts, manifest = found.manifest.counts, found.manifest
     return DatasetEntry(

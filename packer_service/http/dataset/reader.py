@@ -65,7 +65,7 @@ LARGEST_RUN = 16 << 20
 """Bytes of ``run.json`` that are read: a hundred thousand attempts of one job take fewer."""
 
 
-class Dataset:
+class ServedDataset:
     """A dataset that was whole when it was scanned. Safe for threads.
 
     ``broken`` says what has been found wrong with it since: it is no longer served until its files have new stamps.
@@ -149,7 +149,9 @@ class Dataset:
                 self.broken = f"a table cannot be read ({' '.join(str(error).split())[:200]})"
                 raise damaged(self.name, self.broken) from None
             detail = f"{self.name}: {reason_of(error)}; try again later"
-            raise ProblemError(503, "unreadable", "Dataset cannot be read", detail, {"Retry-After": "5"}) from None
+            raise ProblemError(
+                503, "unreadable", "Dataset cannot be read", detail, {"Retry-After": "5"}
+            ) from None
 
     def check_tables(self) -> None:
         """Reads every table's footer, and hashes the tables that are not large.
@@ -313,7 +315,7 @@ def load_dataset(
     cache: Cache,
     *,
     looks_at_shards: bool = True,
-) -> Dataset:
+) -> ServedDataset:
     """Reads the manifest and compares what it lists with what is there.
 
     Args:
@@ -342,7 +344,7 @@ def load_dataset(
     shards = check_shards(read_entries(entries, MANIFEST), config.packs_per_shard, manifest.counts.packs)
     if looks_at_shards:
         _look_at_shards(shards, folder.sizes(SHARDS))
-    return Dataset(name, folder, manifest, config, shards, stamps, tag, cache)
+    return ServedDataset(name, folder, manifest, config, shards, stamps, tag, cache)
 
 
 def _look_at_shards(shards: ShardList, sizes: Mapping[str, int]) -> None:

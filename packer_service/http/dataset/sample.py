@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from preshard.packer_service.http.dataset.cache import size_of
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.problems import not_found
 from preshard.packer_service.layout.area import area_by_rank
 from preshard.packer_service.layout.mask import MaskIndex
@@ -80,7 +80,7 @@ def rows_of_crops(head: SampleHead) -> list[tuple[int, int]]:
     return ranges
 
 
-def place_of(dataset: Dataset, pack_id: int) -> SamplePlace:
+def place_of(dataset: ServedDataset, pack_id: int) -> SamplePlace:
     """Where a pack lies in its shard.
 
     Raises:
@@ -108,7 +108,7 @@ def place_of(dataset: Dataset, pack_id: int) -> SamplePlace:
     )
 
 
-def read_sample(dataset: Dataset, pack_id: int) -> ServedSample:
+def read_sample(dataset: ServedDataset, pack_id: int) -> ServedSample:
     """A pack's header part, kept while there is room.
 
     Raises:
@@ -118,7 +118,7 @@ def read_sample(dataset: Dataset, pack_id: int) -> ServedSample:
     return dataset.kept(("sample", pack_id), lambda: _read(dataset, place), size_of)
 
 
-def _read(dataset: Dataset, place: SamplePlace) -> ServedSample:
+def _read(dataset: ServedDataset, place: SamplePlace) -> ServedSample:
     data = dataset.read_range(place.shard, place.offset, place.header_size)
     where = f"{SHARDS}/{place.shard}, sample {place.key}"
     with dataset.reading():
@@ -134,7 +134,7 @@ def _read(dataset: Dataset, place: SamplePlace) -> ServedSample:
         )
 
 
-def stored_layout(dataset: Dataset, sample: ServedSample, layout: str, ring_degree: int) -> TokenLayout:
+def stored_layout(dataset: ServedDataset, sample: ServedSample, layout: str, ring_degree: int) -> TokenLayout:
     """A layout that the configuration promises for a sample.
 
     Raises:

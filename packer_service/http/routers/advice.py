@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from preshard.packer_service.http.dataset.cache import size_of
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.dataset.sample import read_sample
 from preshard.packer_service.http.problems import ProblemError, not_legal
 from preshard.packer_service.http.service import DatasetRoute
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/datasets/{name}", tags=["advice"], route_class=Da
 
 
 @router.get("/advice", summary="Which split of packs over GPUs trains fastest")
-def advice(dataset: Dataset, asked: Annotated[AdviceQuestion, Query()]) -> Advice:
+def advice(dataset: ServedDataset, asked: Annotated[AdviceQuestion, Query()]) -> Advice:
     """The answer of `preshard advise`: the fastest splits with their times and memory, and everything assumed.
 
     Every assumption is a parameter. A model's dimensions that are not given are those of the dataset's `cost`.
@@ -36,7 +36,7 @@ def advice(dataset: Dataset, asked: Annotated[AdviceQuestion, Query()]) -> Advic
     return Advisor(config=dataset.config, sizes=sizes, question=asked, loads=loads, notes=notes).advice()
 
 
-def pack_loads(dataset: Dataset, gpus: int) -> tuple[PackLoads, tuple[str, ...]]:
+def pack_loads(dataset: ServedDataset, gpus: int) -> tuple[PackLoads, tuple[str, ...]]:
     """Loads of all packs, or of some of a large dataset, kept while there is room; and what could not be read.
 
     Raises:
@@ -52,7 +52,7 @@ def pack_loads(dataset: Dataset, gpus: int) -> tuple[PackLoads, tuple[str, ...]]
         return _stored(dataset, gpus), (not_derived(error.detail),)
 
 
-def _derived(dataset: Dataset, gpus: int) -> PackLoads:
+def _derived(dataset: ServedDataset, gpus: int) -> PackLoads:
     """The stored loads, and those of layouts that a reader derives."""
 
     def mask(pack: int) -> PackMask:
@@ -62,11 +62,11 @@ def _derived(dataset: Dataset, gpus: int) -> PackLoads:
     return with_derived(_stored(dataset, gpus), dataset.config, gpus, mask)
 
 
-def _stored(dataset: Dataset, gpus: int) -> PackLoads:
+def _stored(dataset: ServedDataset, gpus: int) -> PackLoads:
     return dataset.kept(("stored advice", gpus), lambda: _read(dataset, gpus), size_of)
 
 
-def _read(dataset: Dataset, gpus: int) -> PackLoads:
+def _read(dataset: ServedDataset, gpus: int) -> PackLoads:
     model = dataset.manifest.model
     layers = model.masks if model else None
     with dataset.measures() as measures:

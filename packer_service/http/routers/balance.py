@@ -19,7 +19,7 @@ from preshard.packer_service.http.answers.measures import (
     worst_packs,
 )
 from preshard.packer_service.http.answers.worst import explain_packs
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.models.balance import (
     Balance,
     Chosen,
@@ -43,14 +43,14 @@ WORST = 5
 
 
 @router.get("/balance", tags=["balance"], summary="Layouts at all degrees side by side")
-def balance(dataset: Dataset, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
+def balance(dataset: ServedDataset, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
     """For the layouts, ring degrees and CP sizes asked for, or else for all."""
     return Balance(**_balance(dataset, layout, ring, cp, None), shard=None)
 
 
 @router.get("/shards/{shard}/balance", tags=["balance"], summary="The same for one shard, and its worst packs")
 def shard_balance(
-    dataset: Dataset,
+    dataset: ServedDataset,
     shard: ShardName,
     layout: Layout = None,
     ring: Ring = None,
@@ -70,7 +70,7 @@ def shard_balance(
 
 
 def _balance(
-    dataset: Dataset, layout: str | None, ring: int | None, cp: int | None, packs: range | None
+    dataset: ServedDataset, layout: str | None, ring: int | None, cp: int | None, packs: range | None
 ) -> dict[str, object]:
     config = dataset.config
     check("layout", layout, config.layouts)
@@ -92,7 +92,7 @@ SORTS = ("first_pack", "bytes", "fill", "cost", *MEASURED)
 
 @router.get("/shards", tags=["shards"], summary="Shards, the worst balanced first")
 def shards(
-    dataset: Dataset,
+    dataset: ServedDataset,
     part: Paged,
     sort: Annotated[
         str,
@@ -119,7 +119,7 @@ def shards(
     return ShardPage(items=items, chosen=chosen, sort=sort, **part.fields(len(dataset.shards)))
 
 
-def _keys(dataset: Dataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "shards"]:
+def _keys(dataset: ServedDataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "shards"]:
     """The value by which each shard is sorted; nan, which comes last, where it has none."""
     edges = dataset.shards.first_packs
     if name in ("first_pack", "bytes"):
@@ -139,7 +139,7 @@ def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shard
     return means
 
 
-def _entry(dataset: Dataset, shard: ShardEntry, spread: dict[str, Spread], worst: WorstPack | None) -> ShardRow:
+def _entry(dataset: ServedDataset, shard: ShardEntry, spread: dict[str, Spread], worst: WorstPack | None) -> ShardRow:
     own = range(shard.first_pack, shard.first_pack + shard.packs)
     tokens, documents, images, cost = (dataset.numbers("packs.parquet", name)[own.start : own.stop] for name in COLUMNS)
     return ShardRow(

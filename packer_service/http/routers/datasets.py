@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from preshard.packer_service.http.answers.overview import compared, overview
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetPage
 from preshard.packer_service.http.parameters import Paged
 from preshard.packer_service.http.service import DatasetRoute, service_of
@@ -24,7 +24,7 @@ OF_MANIFEST = (
 
 
 @router.get("/compared", summary="One side of a comparison: named figures, and which of two values is better")
-def compared_figures(dataset: Dataset) -> ComparedSide:
+def compared_figures(dataset: ServedDataset) -> ComparedSide:
     """Two of these answers side by side are `preshard report --against`: figures join by section and name.
 
     What only one side names is nothing among rejects and sources, and unknown elsewhere.
@@ -44,7 +44,7 @@ async def datasets(request: Request, response: Response, part: Paged) -> Dataset
 
 
 @router.get("", summary="One dataset: fill, losses, steps, sizes")
-def dataset(dataset: Dataset) -> DatasetDetail:
+def dataset(dataset: ServedDataset) -> DatasetDetail:
     """The figures of `preshard report --json` except balance, which has its own path; histograms and source totals."""
     config, manifest, (packed, seconds, limit, thinned) = dataset.config, dataset.manifest, dataset.run
     return DatasetDetail(

@@ -13,7 +13,7 @@ from jaxtyping import Int64, UInt32
 
 from preshard.packer_service.http.answers.choice import choose
 from preshard.packer_service.http.dataset.cache import size_of
-from preshard.packer_service.http.dataset.reader import Dataset, numbers_of
+from preshard.packer_service.http.dataset.reader import ServedDataset, numbers_of
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, stored_layout
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.models.documents import (
@@ -46,7 +46,7 @@ Text = Annotated[str | None, Query(max_length=1024)]
 
 @router.get("/documents", summary="Packed documents by their id")
 def documents(
-    dataset: Dataset, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
+    dataset: ServedDataset, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
 ) -> DocumentPage:
     """Those whose id begins with `prefix` and contains `contains`, from one `source`; all without these parameters."""
     found: range | Int64[np.ndarray, "rows"] = range(dataset.n_rows(DOCUMENTS))
@@ -58,7 +58,9 @@ def documents(
     return DocumentPage(items=[DocumentRow(**row) for row in rows], **part.fields(len(found)))
 
 
-def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: str | None) -> Int64[np.ndarray, "rows"]:
+def _found(
+    dataset: ServedDataset, prefix: str | None, contains: str | None, source: str | None
+) -> Int64[np.ndarray, "rows"]:
     """The rows of documents for which all conditions hold."""
     asked: list[tuple[str, Callable[..., pa.ChunkedArray], str | None]] = [
         ("doc_id", pc.starts_with, prefix or None),
@@ -70,7 +72,7 @@ def _found(dataset: Dataset, prefix: str | None, contains: str | None, source: s
 
 
 def _rows_where(
-    dataset: Dataset, conditions: Sequence[tuple[str, Callable[..., pa.ChunkedArray], str]]
+    dataset: ServedDataset, conditions: Sequence[tuple[str, Callable[..., pa.ChunkedArray], str]]
 ) -> Int64[np.ndarray, "rows"]:
     """The rows of documents for which all conditions hold: each a column, a function and what that compares."""
 
@@ -85,7 +87,7 @@ def _rows_where(
     return np.concatenate(found)
 
 
-def _rows_of_id(dataset: Dataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
+def _rows_of_id(dataset: ServedDataset, doc_id: str) -> Int64[np.ndarray, "rows"]:
     """The rows of documents that have an id. Marks of all ids are kept, so that only the first question reads them."""
 
     def made() -> UInt32[np.ndarray, "documents"]:
@@ -123,7 +125,7 @@ def _where(conditions: list[pa.ChunkedArray], n_rows: int) -> Int64[np.ndarray, 
 
 @router.get("/documents/{doc_id:path}", summary="Where a document went")
 def document(
-    dataset: Dataset,
+    dataset: ServedDataset,
     doc_id: Annotated[str, Path(description="A document's id.", max_length=65536)],
     layout: Layout = None,
     ring: Ring = None,
@@ -139,7 +141,7 @@ def document(
     return Whereabouts(doc_id=doc_id, chosen=chosen, pieces=pieces, rejects=rejects, summary=_summary(pieces, rejects))
 
 
-def _placed(dataset: Dataset, row: dict[str, int | str], chosen: Chosen) -> PlacedPiece:
+def _placed(dataset: ServedDataset, row: dict[str, int | str], chosen: Chosen) -> PlacedPiece:
     sample = read_sample(dataset, int(row["pack_id"]))
     stored = stored_layout(dataset, sample, chosen.layout, chosen.ring_degree)
     return PlacedPiece.model_validate(
@@ -193,7 +195,9 @@ def _summary(pieces: list[PlacedPiece], rejects: list[RejectRow]) -> str:
 
 
 @router.get("/rejects", summary="What was lost, and why")
-def rejects(dataset: Dataset, part: Paged, code: Text = None, source: Text = None, stage: Text = None) -> RejectPage:
+def rejects(
+    dataset: ServedDataset, part: Paged, code: Text = None, source: Text = None, stage: Text = None
+) -> RejectPage:
     """Rejected documents in source order, all or those of one code, source or stage."""
     asked = {"code": code, "source": source, "stage": stage}
     conditions = [pc.equal(dataset.column(REJECTS, name), value) for name, value in asked.items() if value is not None]
@@ -203,6 +207,6 @@ def rejects(dataset: Dataset, part: Paged, code: Text = None, source: Text = Non
     return RejectPage.model_validate({"items": rows, **counted, **part.fields(len(found))})
 
 
-def _counts(dataset: Dataset, column: str, rows: Int64[np.ndarray, "rows"]) -> dict[str, int]:
+def _counts(dataset: ServedDataset, column: str, rows: Int64[np.ndarray, "rows"]) -> dict[str, int]:
     counted = pc.value_counts(dataset.column(REJECTS, column).take(pa.array(rows)))
     return dict(sorted((entry["values"], entry["counts"]) for entry in counted.to_pylist()))

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int32, Int64
 
 from preshard.packer_service.http.answers.choice import choose
 from preshard.packer_service.http.answers.measures import layout_figures
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, stored_layout
 from preshard.packer_service.http.models.packs import CpRank, MaskPicture, PackLayout, RingRank, RingStep
 from preshard.packer_service.http.parameters import Layout, PackId, Ring
@@ -32,7 +32,7 @@ Ulysses = Annotated[int, Query(description="Ulysses degree: pieces of each ring 
 
 @router.get("/{pack_id}/layout", summary="Owners and loads of a pack under one layout")
 def layout(
-    dataset: Dataset, pack_id: PackId, layout: Layout = None, ring: Ring = None, ulysses: Ulysses = 1
+    dataset: ServedDataset, pack_id: PackId, layout: Layout = None, ring: Ring = None, ulysses: Ulysses = 1
 ) -> PackLayout:
     """Measured from the pack's own mask and stored layout, as by `preshard verify`. The CP size is ring x ulysses."""
     chosen = choose(dataset.config, layout, ring, None)
@@ -132,7 +132,7 @@ def _runs(positions: Int64[np.ndarray, "local"]) -> list[tuple[int, int]]:
 
 @router.get("/{pack_id}/mask", summary="The mask as a picture in cells, with owners")
 def mask(
-    dataset: Dataset,
+    dataset: ServedDataset,
     pack_id: PackId,
     size: Annotated[int, Query(description="Most cells along one side.", ge=1, le=512)] = 128,
     layout: Layout = None,
@@ -172,7 +172,7 @@ ImageIndex = Annotated[int, Path(description="A crop's number in its pack.", ge=
     response_class=Response,
     responses={200: {"description": "The crop's bytes.", "content": {"image/jpeg": {}, "image/png": {}}}},
 )
-def image(dataset: Dataset, pack_id: PackId, index: ImageIndex) -> Response:
+def image(dataset: ServedDataset, pack_id: PackId, index: ImageIndex) -> Response:
     """Read as one range of the shard and sent as it is stored."""
     sample = read_sample(dataset, pack_id)
     if index >= len(sample.head.images):

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 
 from preshard.packer_service.http.answers.choice import choose, packs_of_shard, ranked
 from preshard.packer_service.http.answers.measures import asking, pack_measures
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.models.packs import (
@@ -53,7 +53,7 @@ Sort = Annotated[
 
 @router.get("", summary="Packs in any order, such as the worst first")
 def packs(
-    dataset: Dataset,
+    dataset: ServedDataset,
     part: Paged,
     sort: Sort = "pack_id",
     layout: Layout = None,
@@ -68,7 +68,9 @@ def packs(
     return PackPage(items=rows, chosen=chosen, sort=sort, **part.fields(len(own)))
 
 
-def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen, own: range, wanted: slice) -> Int64[np.ndarray, "packs"]:
+def sorted_packs(
+    dataset: ServedDataset, sort: str, chosen: Chosen, own: range, wanted: slice
+) -> Int64[np.ndarray, "packs"]:
     """A part of consecutive packs in the requested order; equal ones by number.
 
     Raises:
@@ -86,7 +88,7 @@ def sorted_packs(dataset: Dataset, sort: str, chosen: Chosen, own: range, wanted
     return own.start + ranked(values[own.start : own.stop], wanted, descending=descending)
 
 
-def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chosen) -> list[PackRow]:
+def pack_rows(dataset: ServedDataset, wanted: Int64[np.ndarray, "rows"], chosen: Chosen) -> list[PackRow]:
     """Some packs with their measures."""
     columns = {name: dataset.numbers("packs.parquet", name)[wanted].tolist() for name in COLUMNS}
     columns |= pack_measures(dataset, chosen, wanted.tolist())
@@ -108,7 +110,7 @@ def pack_rows(dataset: Dataset, wanted: Int64[np.ndarray, "rows"], chosen: Chose
 
 
 @router.get("/{pack_id}", summary="One pack: its documents, images and boundaries")
-def pack(dataset: Dataset, pack_id: PackId) -> PackDetail:
+def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
     """What the head of the pack's sample says, and its row of the table."""
     sample = read_sample(dataset, pack_id)
     config, place = dataset.config, sample.place  # of which no answer has the checksum
@@ -162,7 +164,7 @@ def _units(sample: ServedSample) -> list[UnitInPack]:
     ]
 
 
-def _images(dataset: Dataset, sample: ServedSample) -> list[ImageInPack]:
+def _images(dataset: ServedDataset, sample: ServedSample) -> list[ImageInPack]:
     base = f"/v1/datasets/{quote(dataset.name, safe=':~')}/packs/{sample.place.pack_id}/images"
     return [
         ImageInPack(

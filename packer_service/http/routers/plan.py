@@ -9,7 +9,7 @@ import pyarrow as pa
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.problems import ProblemError, busy, not_legal
 from preshard.packer_service.http.service import service_of
 from preshard.packer_service.plan.order import check_dp_sizes
@@ -105,7 +105,7 @@ async def keys(
     return await service.ask_alone(request, dataset, keys_of, {"name": dataset}, service.settings.request_seconds)
 
 
-def keys_of(dataset: Dataset, name: str) -> PlanKeys:
+def keys_of(dataset: ServedDataset, name: str) -> PlanKeys:
     """The keys with a dataset's own values; called where it is read."""
     return PlanKeys(dataset=name, keys=plan_keys(dataset.config, of_dataset=True))
 
@@ -130,7 +130,7 @@ async def plan(request: Request, asked: PlanRequest) -> Any:
         service.planning.release()
 
 
-def planned_of(asked: PlanRequest, dataset: Dataset | None = None) -> PlanReport:
+def planned_of(asked: PlanRequest, dataset: ServedDataset | None = None) -> PlanReport:
     """The figures of a plan; called in a process of its own.
 
     Raises:
@@ -163,7 +163,7 @@ def planned_of(asked: PlanRequest, dataset: Dataset | None = None) -> PlanReport
     return PlanReport.model_validate(answer["figures"])
 
 
-def _lengths_and_config(asked: PlanRequest, dataset: Dataset | None) -> tuple[pa.Table, dict[str, Any]]:
+def _lengths_and_config(asked: PlanRequest, dataset: ServedDataset | None) -> tuple[pa.Table, dict[str, Any]]:
     if asked.lengths is not None:
         n = len(asked.lengths.tokens)
         columns = {

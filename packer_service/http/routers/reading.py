@@ -14,7 +14,7 @@ from fastapi import APIRouter, Path, Query
 from jaxtyping import Bool, Float32, Int64
 
 from preshard.packer_service.http.dataset.folder import reason_of
-from preshard.packer_service.http.dataset.reader import Dataset
+from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
 from preshard.packer_service.http.models.documents import CropToShow, DocumentToRead, UnitToShow
 from preshard.packer_service.http.models.packs import PackText, TokenSpan
@@ -39,7 +39,7 @@ KINDS = ("text", "image", "padding")
 
 @router.get("/{pack_id}/text", summary="Tokens of a range, decoded")
 def text(
-    dataset: Dataset,
+    dataset: ServedDataset,
     pack_id: PackId,
     start: Annotated[int, Query(ge=0, lt=2**31, description="First token.")] = 0,
     end: Annotated[int | None, Query(ge=0, lt=2**31, description="One past the last; default: 1,024 tokens.")] = None,
@@ -113,7 +113,7 @@ Number = Annotated[int, Path(description="A document's number in its pack.", ge=
 
 @router.get("/{pack_id}/documents/{number}", summary="One document of a pack, to be read")
 def document(
-    dataset: Dataset,
+    dataset: ServedDataset,
     pack_id: PackId,
     number: Number,
     start: Annotated[int, Query(ge=0, lt=2**31, description="First token, counted from the document's own.")] = 0,
@@ -161,7 +161,7 @@ def document(
     )
 
 
-def _units(dataset: Dataset, sample: ServedSample, number: int) -> list[UnitToShow]:
+def _units(dataset: ServedDataset, sample: ServedSample, number: int) -> list[UnitToShow]:
     """Units of a document in the order of their tokens."""
     head = sample.head
     offset = head.documents[number].start
@@ -180,7 +180,7 @@ def _units(dataset: Dataset, sample: ServedSample, number: int) -> list[UnitToSh
     ]
 
 
-def _crop(dataset: Dataset, sample: ServedSample, index: int) -> CropToShow:
+def _crop(dataset: ServedDataset, sample: ServedSample, index: int) -> CropToShow:
     image = sample.head.images[index]
     base = f"/v1/datasets/{quote(dataset.name, safe=':~')}/packs/{sample.place.pack_id}/images"
     return CropToShow(
@@ -194,7 +194,7 @@ DECODER_BYTES = 64 << 20
 """Memory of a tokenizer that is kept, about."""
 
 
-def find_decoder(dataset: Dataset) -> Decode:
+def find_decoder(dataset: ServedDataset) -> Decode:
     """The function that turns the dataset's tokens into text.
 
     The path in a dataset's configuration is never opened: it belongs to the machine that packed, and a manifest may
@@ -230,7 +230,7 @@ def find_decoder(dataset: Dataset) -> Decode:
     )
 
 
-def _carried(dataset: Dataset, parse: Callable[[bytes], Decode]) -> Decode | None:
+def _carried(dataset: ServedDataset, parse: Callable[[bytes], Decode]) -> Decode | None:
     """The decoder of the tokenizer that a dataset carries; None if it carries none, or another than it should."""
     if not any(entry.name == TOKENIZER for entry in dataset.manifest.carried):
         return None
