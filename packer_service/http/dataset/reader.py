@@ -149,9 +149,7 @@ class ServedDataset:
                 self.broken = f"a table cannot be read ({' '.join(str(error).split())[:200]})"
                 raise damaged(self.name, self.broken) from None
             detail = f"{self.name}: {reason_of(error)}; try again later"
-            raise ProblemError(
-                503, "unreadable", "Dataset cannot be read", detail, {"Retry-After": "5"}
-            ) from None
+            raise ProblemError(503, "unreadable", "Dataset cannot be read", detail, {"Retry-After": "5"}) from None
 
     def check_tables(self) -> None:
         """Reads every table's footer, and hashes the tables that are not large.

@@ -15,6 +15,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import Manifest
 from preshard.trainer.attention.mask import count_layers
 from preshard.trainer.export import check_export
+from preshard.trainer.families import family
 from preshard.trainer.models.folder import check_dataset, identity, model_sizes, read_model_config
 from preshard.trainer.models.interface import register_attention
 
@@ -97,9 +98,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, content: str) -> No
 
 def test_a_model_that_came_later_names_the_version_that_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when an old transformers refuses a kind of model and nobody learns that a newer one takes it."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text('{"model_type": "molmo2"}', encoding="utf-8")
-    monkeypatch.setattr(transformers, "__version__", "5.19.1")
+    monkeypatch.setattr(family, "version", {"transformers": "5.19.1"}.__getitem__)
     with pytest.raises(
         ConfigError, match=r"needs transformers 5\.20 .* 5\.19\.1 is installed: pip install 'transformers>=5\.20'$"
     ):
