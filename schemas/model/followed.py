@@ -197,7 +197,7 @@ def _text_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
 
 def _odd_layers(text: Mapping[str, Any], model_type: str) -> str:
-    """What is said of layers of other kinds; empty if there are none."""
+    """Why layers of other kinds are refused; empty if the model has no such layers."""
     kinds = text.get("layer_types")
     known = (*LAYERS, "linear_attention") if language_model(model_type).has_states else LAYERS
     if not isinstance(kinds, list) or all(kind in known for kind in kinds):

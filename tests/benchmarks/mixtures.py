@@ -27,7 +27,7 @@ class Kind:
         log_images: units are drawn evenly on a logarithmic scale.
         image_tokens: tokens of a unit.
         stamp_tokens: tokens of text before each unit.
-        annotations: questions that see the shared part and themselves; below 2 there are none.
+        annotations: questions that see the shared part and themselves; with fewer than 2, documents are not annotated.
         annotation_tokens: tokens of each.
         whole_group: image tokens of the whole document see each other, and not just those of one unit.
     """

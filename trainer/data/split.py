@@ -246,7 +246,7 @@ def crop_edges(head: SampleHead, split: Split, where: str, *, shares_crops: bool
         shares_crops: whether ranks share the crops of a unit.
 
     Raises:
-        BoundariesInvalid: there are none for this size though it was planned, they are not consecutive whole units (or
+        BoundariesInvalid: a planned size has no boundaries, they are not consecutive whole units (or
             crops) in rank order, or the units do not cover the crops.
     """
     crops = np.concatenate([[0], np.array(head.cum_image_bounds, np.int64)])

@@ -169,7 +169,7 @@ def picture_levels(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
 def model_inputs(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
     """The vision inputs of some units in the model's own names, float32 and int64, as its processor gives them.
 
-    They are equal bit for bit if pictures are stored as PNG. Without units there are none.
+    They are equal bit for bit if pictures are stored as PNG. No units give no inputs.
 
     Args:
         settings: the family's, as the manifest has them.

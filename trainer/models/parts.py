@@ -155,7 +155,7 @@ def names_of(model: Any, part: str, option: str) -> frozenset[str]:
         option: that names the part, for messages.
 
     Raises:
-        ConfigError: there are none; gives the nearest names.
+        ConfigError: no parameter matches; the message gives the nearest names.
     """
     base = unwrap(model)
     parameters = named_parameters(model)

@@ -68,7 +68,7 @@ def export_plan(planned: Planned, file: Path) -> None:
 
 
 def _named(numbers: pa.ChunkedArray, values: pa.Array) -> pa.DictionaryArray:
-    """Names by their numbers; null where there are none."""
+    """Numbers as the names they stand for; null if there are no names."""
     indices = numbers.combine_chunks().cast(pa.int32())
     if not len(values):
         indices = pa.nulls(len(indices), pa.int32())

@@ -122,7 +122,7 @@ def check_preferences(sequence: PackedSequence, spans: list[DocumentSpan]) -> It
         if len(found) != 3 or found[0] or not all(found[1:]):
             yield (
                 PreferencesInvalid,
-                f"{name} has {found} labels by branch; legal are none in branch 0 and some in 1 and 2",
+                f"{name} has {found} labels by branch; branch 0 must have none, branches 1 and 2 at least one each",
             )
         if (sequence.pool_ids[own][branch > 0] != NOT_POOLED).any():
             yield PreferencesInvalid, f"{name} has pooled rows in a branch"

@@ -41,7 +41,7 @@ def decode(data: bytes, file: SourceFile) -> Any:  # noqa: ARG001
 
 
 def parse_json(line: bytes) -> Any:
-    """A JSON value, or why it is none."""
+    """A JSON value, or why the text is not JSON."""
     try:
         return json.loads(line)
     except UnicodeDecodeError:
