@@ -97,7 +97,7 @@ class StoredTable:
     def _ranges(self) -> tuple[Int64[np.ndarray, "groups"], Int64[np.ndarray, "groups"]]:
         """The smallest and the largest ``pack_id`` of each row group, as its footer has them."""
         metadata = self._file.metadata
-        place = metadata.schema.names.index("pack_id")
+        place = self._file.schema_arrow.names.index("pack_id")  # metadata.schema outlives the file
         found = [metadata.row_group(group).column(place).statistics for group in range(metadata.num_row_groups)]
         ranges = [(each.min, each.max) if each is not None and each.has_min_max else _ANY_PACK for each in found]
         least, largest = np.array(ranges, np.int64).reshape(-1, 2).T
