@@ -152,7 +152,11 @@ class TrainConfig(BaseModel):
         description="With --dry-run: processes of the job; by default those of one replica of the parameters.",
     )
     gpu: DeviceName = Field("h100", description="With --dry-run: the kind of device.")
-    cp_rank: int = Field(0, ge=0, description="With --dry-run: which of the ranks that share the pack.")
+    cp_rank: int | None = Field(
+        None,
+        ge=0,
+        description="With --dry-run: which of a pack's ranks; by default the one with most images, then keys.",
+    )
     pack: int | None = Field(None, ge=0, description="With --dry-run: the pack; by default the one with most patches.")
 
     @model_validator(mode="after")
@@ -160,7 +164,7 @@ class TrainConfig(BaseModel):
         for name in ("world", "pack", "cp_rank"):
             if getattr(self, name) and not self.dry_run:
                 raise ValueError(f"{option(name)} is given without --dry-run; add --dry-run, or leave it out")
-        if self.cp_rank >= self.cp_size:
+        if self.cp_rank is not None and self.cp_rank >= self.cp_size:
             raise ValueError(
                 f"--cp-rank is {self.cp_rank}; --ring {self.ring} x --ulysses {self.ulysses} ranks share a pack: take "
                 f"0 to {self.cp_size - 1}"

@@ -76,7 +76,7 @@ class Packs:
         busiest = -(-units // config.cp_size) / np.maximum(units, 1)
         ulysses = config.cp_size if config.attention == "ulysses" else config.ulysses
         own = self.seq_len * ulysses / config.cp_size
-        travelling = 2 * own if config.attention in ("ring", "hybrid") else own + self.seq_len
+        travelling = 2 * own if config.attention in ("ring", "hybrid") else self.seq_len
         return RankShare(
             tokens=self.seq_len / config.cp_size,
             patches=float((patches * busiest).max()),

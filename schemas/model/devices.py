@@ -11,6 +11,7 @@ class Device(NamedTuple):
     Attributes:
         peak_tflops: dense products in bfloat16, in 10^12 operations per second.
         memory_gb: memory in 10^9 bytes.
+        memory_gb_per_s: its bandwidth, in 10^9 bytes per second.
         node_gb_per_s: bandwidth to the other devices of a node, one direction, in 10^9 bytes per second.
         network_gb_per_s: bandwidth of one device to other nodes, one direction.
         gpus_per_node: devices of a node.
@@ -19,6 +20,7 @@ class Device(NamedTuple):
 
     peak_tflops: float
     memory_gb: float
+    memory_gb_per_s: float
     node_gb_per_s: float
     network_gb_per_s: float
     gpus_per_node: int
@@ -28,14 +30,28 @@ class Device(NamedTuple):
 DeviceName = Literal["a100", "h100", "h200", "b200", "l40s", "cpu"]
 
 DEVICES: dict[str, Device] = {
-    "a100": Device(312, 80, 300, 25, 8, "NVIDIA's datasheet of the A100 80GB SXM; a DGX A100's 200 Gb/s adapters"),
-    "h100": Device(989, 80, 450, 50, 8, "NVIDIA's datasheet of the H100 SXM, dense; a DGX H100's 400 Gb/s adapters"),
-    "h200": Device(989, 141, 450, 50, 8, "NVIDIA's datasheet of the H200 SXM, dense; a DGX H200's 400 Gb/s adapters"),
-    "b200": Device(2250, 180, 900, 50, 8, "NVIDIA's datasheet of the DGX B200, dense; its 400 Gb/s adapters"),
-    "l40s": Device(
-        362, 48, 32, 25, 8, "NVIDIA's datasheet of the L40S, dense; PCIe 4.0 x16 and a 200 Gb/s adapter each"
+    "a100": Device(
+        312, 80, 2039, 300, 25, 8, "NVIDIA's datasheet of the A100 80GB SXM; a DGX A100's 200 Gb/s adapters"
     ),
-    "cpu": Device(0.035, 8, 2.7, 2.7, 2, "one core of an Intel Xeon in float32, by tests/benchmarks/advice.py"),
+    "h100": Device(
+        989, 80, 3350, 450, 50, 8, "NVIDIA's datasheet of the H100 SXM, dense; a DGX H100's 400 Gb/s adapters"
+    ),
+    "h200": Device(
+        989, 141, 4800, 450, 50, 8, "NVIDIA's datasheet of the H200 SXM, dense; a DGX H200's 400 Gb/s adapters"
+    ),
+    "b200": Device(2250, 180, 8000, 900, 50, 8, "NVIDIA's datasheet of the DGX B200, dense; its 400 Gb/s adapters"),
+    "l40s": Device(
+        362, 48, 864, 32, 25, 8, "NVIDIA's datasheet of the L40S, dense; PCIe 4.0 x16 and a 200 Gb/s adapter each"
+    ),
+    "cpu": Device(
+        0.035,
+        8,
+        41,
+        2.7,
+        2.7,
+        2,
+        "one core in float32: an Intel Xeon, by tests/benchmarks/advice.py; an AMD EPYC's memory",
+    ),
 }
 """By the name that a question gives."""
 

@@ -181,30 +181,34 @@ class TrainingMemory:
             staged = BLOCKS_GATHERED * (number + sums) * sizes.layer_parameters / self.shards
         of_encoder, encoder_in_use = self._encoder(share, trained=trains.encoder)
         decoder = share.tokens * sizes.layers * self._kept()
-        root = sizes.embeddings + sizes.vision_rest
         head, block = sizes.head_products, sizes.layer_parameters
-        slopes = number * head * trains.head  # whole until the backward pass ends
+        apart = 0 if sizes.tied else head  # embedding and output projection are each gathered by themselves
+        root = sizes.embeddings - 2 * apart + sizes.vision_rest
         summed = number + sums if number != sums else number
         chunk = min(self.logits_bytes, share.tokens * sizes.vocab * summed)
         yield MemoryParts(
             state=between,
-            gathered=number * (root + block),
+            gathered=number * (root + apart + block),
             activations=decoder + of_encoder,
             keys=0,
             logits=chunk + summed * head * trains.head,
         )
-        whole = number * (root + BLOCKS_GATHERED * block) + (number + sums) * block * trains.blocks + staged
+        slopes = number * (head - apart) * trains.head  # whole until the backward pass ends
+        whole = number * (root + BLOCKS_GATHERED * block + block * trains.blocks) + staged
         summands = (min(self.mlp_tiles, MOST_SUMMANDS) - 1) * number * 3 * sizes.hidden * sizes.inner
-        of_tiles = whole + summands * self.compiled * trains.blocks
+        of_tiles = summands * self.compiled * trains.blocks
         mlp, attention = (share.tokens * numbers for numbers in self._in_use(in_parts=share.in_parts))
         keys = 2 * share.key_heads * sizes.head_dim * share.keys * max(number + summed, 2 * sums)
-        for state, kept in ((between, decoder), (after, decoder / max(sizes.layers, 1))):
+        last = sums * block * trains.blocks  # sums are there until the next ones are made: of the block before,
+        first = max(sums * apart * trains.head, last)  # and before all blocks, of the output projection
+        ends = (sizes.embeddings - apart) * (trains.head or trains.blocks)  # whose sums come when all else is done
+        blocks = after - sums * (0 if self.on_host else ends + sizes.vision_parameters * trains.encoder) / self.shards
+        for state, kept, sent in ((between, decoder, first), (blocks, decoder / max(sizes.layers, 1), last)):
+            in_use, gathered = kept + of_encoder, whole + sent
             yield MemoryParts(
-                state=state, gathered=of_tiles, activations=kept + of_encoder + mlp, keys=0, logits=slopes
+                state=state, gathered=gathered + of_tiles, activations=in_use + mlp, keys=0, logits=slopes
             )
-            yield MemoryParts(
-                state=state, gathered=whole, activations=kept + of_encoder + attention, keys=keys, logits=slopes
-            )
+            yield MemoryParts(state=state, gathered=gathered, activations=in_use + attention, keys=keys, logits=slopes)
         yield MemoryParts(
             state=after,
             gathered=number * root,
@@ -212,7 +216,8 @@ class TrainingMemory:
             keys=0,
             logits=slopes,
         )
-        rest = sizes.embeddings * (trains.head or trains.blocks) + sizes.vision_rest * trains.encoder
+        rest = max(ends, apart and sizes.vision_rest * trains.encoder)
+        rest += sizes.vision_rest * trains.encoder * (not apart)
         summed_rest = (number + sums + self.on_host * sums / self.shards) * rest
         yield MemoryParts(state=after, gathered=summed_rest, activations=0, keys=0, logits=0)
 

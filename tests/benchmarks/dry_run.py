@@ -42,13 +42,16 @@ GEMMA = {
     "intermediate_size": 15360, "vocab_size": 262208, "sliding_window": 1024, "max_position_embeddings": 2**21,
     "layer_types": [("full" if number % 6 == 5 else "sliding") + "_attention" for number in range(48)],
 }  # fmt: skip
-GEMMA_ENCODER = {"num_hidden_layers": 27, "hidden_size": 1152, "num_attention_heads": 16, "intermediate_size": 4304}
+GEMMA_ENCODER = {
+    "num_hidden_layers": 27, "hidden_size": 1152, "num_attention_heads": 16, "intermediate_size": 4304,
+    "image_size": 896, "patch_size": 14,
+}  # fmt: skip
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": ({**QWEN, "rope_scaling": None}, QWEN_ENCODER),
     "qwen3": (QWEN, {}),
     "gemma3": (GEMMA, GEMMA_ENCODER),
 }
-SIDE, ROWS = 1024, 1024
+SIDE, ROWS = 1024, {"qwen3_vl": 1024, "gemma3": 256}
 """Of a photograph: pixels of its sides, and tokens that it becomes at most."""
 
 SPLITS = {8: {"ring": 8}, 64: {"ring": 8, "ulysses": 8}}
@@ -73,8 +76,16 @@ def make_model(folder: Path, family: str) -> Path:
             own["rope_parameters"]["mrope_section"] = [24, 20, 20]
         config["tie_word_embeddings"] = text.get("tie_word_embeddings", True)
         config.get("vision_config", {}).update(encoder)
+        if family == "gemma3":
+            config["mm_tokens_per_image"], side = ROWS[family], encoder["image_size"]
+            _set(folder / "processor_config.json", image_seq_length=ROWS[family])
+            _set(folder / "preprocessor_config.json", size={"height": side, "width": side})
         path.write_text(json.dumps(config))
     return folder
+
+
+def _set(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def make_packs(folder: Path, family: str, model: Path, tokens: int) -> Path:
@@ -83,12 +94,13 @@ def make_packs(folder: Path, family: str, model: Path, tokens: int) -> Path:
         return folder
     source = folder.with_name(f"{folder.name}-source")
     source.mkdir(parents=True, exist_ok=True)
-    images = tokens // (3 * ROWS) if MODELS[family][1] else 0
+    rows = ROWS.get(family, 0)
+    images = tokens // 3072 if rows else 0
     if images:
         noise = np.random.default_rng(0).integers(0, 255, (SIDE // 16, SIDE // 16, 3), np.uint8)
         Image.fromarray(noise).resize((SIDE, SIDE)).save(source / "photograph.png")
     content = [{"type": "image", "image": "photograph.png"}] * images
-    said = "a river " * ((tokens - images * (ROWS + 40) - 600) // 2)
+    said = "a river " * ((tokens - images * (rows + 40) - 600) // 2)
     asked = [*content, {"type": "text", "text": "what is this?"}]
     row = {"id": "row", "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
     (source / "rows.jsonl").write_text(json.dumps(row) + "\n")

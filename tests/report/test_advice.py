@@ -14,6 +14,7 @@ import pytest
 
 from preshard.packer_service.demo.model import FAMILIES, model_config, tiny_model
 from preshard.packer_service.report.advice.answer import Advisor
+from preshard.packer_service.report.advice.assumptions import assumptions_of
 from preshard.packer_service.report.advice.dataset import advised_model
 from preshard.packer_service.report.advice.estimate.loads import (
     COLUMNS,
@@ -114,6 +115,29 @@ def test_what_is_computed_again_costs_time(recompute: Any, forwards: int) -> Non
     layer = 64 * (2 * 16 * (4 + 2) + 3 * 128)
     assert found.linear[0] == pytest.approx(2 * SEQ_LEN * (forwards * 2 * layer + 4 * 64 * 1000) / 1e12)
     assert found.attention[0] == pytest.approx(TILES * TILE_SECONDS * (4.5 if recompute == "full" else 3.5))
+
+
+def test_what_is_no_product_costs_its_bytes() -> None:
+    """Fails when time outside attention is that of products alone, compiled blocks cost what plain ones do, what is
+    computed again moves nothing, or products of few tokens do not wait for their weights.
+    """
+    free = {"linear_efficiency": None, "product_efficiency": 1.0, "memory_efficiency": 1.0, "peak_tflops": 1e6}
+    slow = asked(**free, memory_gb_per_s=1.0)
+    widths = {"hidden": 64, "queries": 4 * 16, "keys": 2 * 16, "inner": 128}
+    operands = 14 * 64 + 4 * (4 + 2) * 16 + 6 * 128
+    weights = 64 * (2 * 16 * (4 + 2) + 3 * 128)
+    state = 27 * SIZES.parameters
+    for compiled, recompute, of_a_layer in (
+        (False, "none", {"hidden": 84 + 214, "queries": 56 + 148, "keys": 56 + 176, "inner": 10 + 48}),
+        (True, "none", {"hidden": 24 + 40, "queries": 6 + 46, "keys": 6 + 72, "inner": 6 + 18}),
+        (True, "selective", {"hidden": 48 + 40, "queries": 12 + 46, "keys": 12 + 72, "inner": 12 + 18}),
+    ):
+        moved = 2 * sum(each * widths[name] for name, each in of_a_layer.items()) + (34 + 48) * 1000
+        read = (3 if recompute == "none" else 4) * 2 * (SEQ_LEN * operands + 2 * weights)
+        found = seconds(split(), slow.model_copy(update={"compiled": compiled}), recompute=recompute).linear[0]
+        assert found == pytest.approx((SEQ_LEN * moved + read + state) / 1e9, rel=1e-6)
+    fast = asked(**free | {"peak_tflops": 1.0}, memory_gb_per_s=1e9)
+    assert seconds(split(), fast).linear[0] == pytest.approx(seconds(split(), asked()).linear[0], rel=1e-3)
 
 
 def test_a_gather_waits_for_its_slowest_rank_and_a_ring_at_every_step() -> None:
@@ -354,7 +378,14 @@ def test_every_assumption_is_in_the_answer_with_its_source() -> None:
     assert set(by) == set(AdviceQuestion.model_fields) - {"gpus", "gpu", "limit"}
     assert (by["peak_tflops"].value, by["latency_us"].value) == (312, 7.0)
     assert "A100" in by["peak_tflops"].source
-    assert (by["latency_us"].source, by["linear_efficiency"].source) == ("given", "default")
+    assert (by["latency_us"].source, by["link_efficiency"].source) == ("given", "default")
+    reached, source = by["linear_efficiency"].value, by["linear_efficiency"].source
+    plain = float(source.removeprefix("estimated, of the first split; ").removesuffix(" with plain blocks"))
+    assert isinstance(reached, float)
+    assert 0 < plain < reached < question.product_efficiency
+    given = make_question({"gpus": 2, "linear_efficiency": 0.5})
+    by = {each.name: each for each in assumptions_of(given, SIZES, advice.splits[0], SEQ_LEN)}
+    assert (by["linear_efficiency"].value, by["linear_efficiency"].source) == (0.5, "given")
     assert all(each.meaning for each in advice.assumptions)
 
 

@@ -112,9 +112,10 @@ def dry_run(config: TrainConfig) -> DryRun:
     ledger, device = Ledger(), torch.device("cuda")
     memory = int(DEVICES[config.gpu].memory_gb * 1e9)
     with fake_cuda(memory, ledger.wait):
-        job = prepare(given, rank=config.cp_rank, world_size=world, device_type="cuda")
-        job = _at_pack(job, config.pack)
-        rank = job.dataset.dp_rank * config.cp_size + config.cp_rank
+        job = _at_pack(prepare(given, rank=config.cp_rank or 0, world_size=world, device_type="cuda"), config.pack)
+        if config.cp_rank is None and (rank := _fullest_rank(next(iter(job.dataset)), job.dataset.cp_size)):
+            job = _at_pack(prepare(given, rank=rank, world_size=world, device_type="cuda"), config.pack)
+        rank = job.dataset.dp_rank * config.cp_size + job.dataset.cp_rank
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         try:
             with ledger, _counting_sizes(ledger), patched(loop, "compile_blocks", partial(fuse_blocks, ledger=ledger)):
@@ -175,6 +176,12 @@ def _steps(job: Job, ledger: Ledger, world: int, device: torch.device, memory: i
 
 def _patches(batch: RankBatch) -> int:
     return sum(int(np.prod(unit.grid)) for unit in batch.units)
+
+
+def _fullest_rank(batch: RankBatch, cp_size: int) -> int:
+    """The rank with most rows of images of a pack, and of those the one that needs most keys."""
+    needs = batch.layout.needs.sum(axis=1)
+    return int(np.lexsort((needs.repeat(cp_size // len(needs)), batch.pool_edges.diff().numpy()))[-1])
 
 
 def _at_pack(job: Job, pack: int | None) -> Job:

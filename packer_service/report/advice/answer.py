@@ -148,7 +148,7 @@ class Advisor:
             fitting=sum(each.fits for each in found),
             splits=found[: self.question.limit],
             cp1=best.get((1, 1, WHOLE)),
-            assumptions=assumptions_of(self.question, self.sizes),
+            assumptions=assumptions_of(self.question, self.sizes, next(iter(found), None), self.config.seq_len),
             notes=[*self.notes, *self._limits(), *PREMISES],
         )
 

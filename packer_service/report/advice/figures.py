@@ -14,7 +14,9 @@ Kind = Literal["none", "ulysses", "gather", "ring"]
 class StepSeconds(Figures):
     """Where the time of a step goes, on the rank that takes longest. The parts add up to the total."""
 
-    linear: float = Field(description="Products with weights: projections, MLPs, logits.")
+    linear: float = Field(
+        description="Outside attention: products with weights, norms and the like, logits, the optimiser."
+    )
     attention: float = Field(description="An even share of the pack's tiles.")
     attention_waiting: float = Field(
         description="What the slowest rank has beyond that, and what the kernel of a ring computes again."

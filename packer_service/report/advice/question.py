@@ -32,15 +32,17 @@ MODEL_KEYS = (
 class AdviceQuestion(BaseModel):
     """How many devices there are, of which kind, and what is assumed of them, of the links and of the trainer.
 
-    What is null comes from the kind of device, or, for the model's dimensions, from the dataset's `cost`.
+    What is null comes from the kind of device, for the model's dimensions from the dataset's `cost`, and for
+    `linear_efficiency` from operations and bytes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gpus: int = Field(8, ge=1, le=MAX_GPUS, description="Devices that train together.", examples=[64])
-    gpu: DeviceName = Field("h100", description="Their kind; decides the five values that follow.")
+    gpu: DeviceName = Field("h100", description="Their kind; decides the six values that follow.")
     peak_tflops: Rate | None = Field(None, description="Dense products of a device, in 10^12 operations per second.")
     memory_gb: Rate | None = Field(None, description="Memory of a device, in 10^9 bytes.")
+    memory_gb_per_s: Rate | None = Field(None, description="Bandwidth of that memory, in 10^9 bytes/s.")
     node_gb_per_s: Rate | None = Field(None, description="Bandwidth inside a node, one direction, in 10^9 bytes/s.")
     network_gb_per_s: Rate | None = Field(
         None, description="Bandwidth of a device to other nodes, one direction, in 10^9 bytes/s."
@@ -53,7 +55,13 @@ class AdviceQuestion(BaseModel):
     head_dim: Width | None = Field(None, description="Width of a decoder head.")
     intermediate_size: Width | None = Field(None, description="Width of the decoder's SwiGLU.")
     vocab_size: Width | None = Field(None, description="Rows of the output projection.")
-    linear_efficiency: Share = Field(0.65, description="Share of the peak that products with weights reach.")
+    linear_efficiency: Share | None = Field(
+        None,
+        description="Share of the peak that products with weights reach, with all that is between them; "
+        "null is what follows from operations, bytes and the next two.",
+    )
+    product_efficiency: Share = Field(0.75, description="Share of the peak that products reach by themselves.")
+    memory_efficiency: Share = Field(0.85, description="Share of the memory's bandwidth that other kernels reach.")
     attention_efficiency: Share = Field(
         0.4, description="Share of the peak that the attention kernel reaches over whole 128 x 128 tiles."
     )

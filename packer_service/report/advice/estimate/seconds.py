@@ -1,7 +1,7 @@
 """How long a step takes on its slowest rank, pack by pack: a model of kernels that run at a known speed.
 
-Kernels are counted as in the costs of ``packs.parquet``: products with weights for each token, attention in whole tiles
-(Dong et al. 2024, FlexAttention), the vision encoder by the loads of its units. Messages are counted as
+Kernels are counted as in the costs of ``packs.parquet``: attention in whole tiles (Dong et al. 2024, FlexAttention),
+the vision encoder by the loads of its units; what lies outside both also by its bytes. Messages are counted as
 ``docs/attention.md`` does, and take their bytes over the bandwidth of the slowest link on their way (Fang and Zhao
 2024, USP; Rajbhandari et al. 2020, ZeRO, for parameters).
 """
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from preshard.packer_service.report.advice.estimate.loads import PackLoads
+from preshard.packer_service.report.advice.estimate.outside import OutsideAttention
 from preshard.packer_service.report.advice.estimate.split import Saving, SplitChoice
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.model.dimensions import ModelDimensions
@@ -135,12 +136,8 @@ class Estimate:
         )
 
     def _linear(self, split: SplitChoice, saving: Saving) -> float:
-        """The logits are computed again in any case: they are never kept."""
-        times, sizes = 3 if saving.recompute == "none" else 4, self.sizes
-        products = times * sizes.layers * sizes.layer_products + 4 * sizes.head_products
-        if saving.tiled:  # the MLPs once more
-            products += sizes.layers * 3 * sizes.hidden * sizes.inner
-        return 2 * products * self.seq_len / split.cp_size / self._speed(self.question.linear_efficiency)
+        outside = OutsideAttention(sizes=self.sizes, question=self.question)
+        return outside.seconds(self.seq_len / split.cp_size, saving, split.cp_size * split.dp)
 
     def _vision(self, split: SplitChoice, saving: Saving) -> tuple[PerPack, PerPack]:
         """An even share, and the share of the busiest rank."""
