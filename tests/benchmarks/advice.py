@@ -1,6 +1,6 @@
 """Prints what advice says of three kinds of packs, and whether two processes on CPUs take their time in that order.
 
-    python tests/benchmarks/advice.py              # the advice for 64 H100, and the time of a million packs
+    python tests/benchmarks/advice.py              # the advice for 64 H100
     python tests/benchmarks/advice.py --derived    # how far loads derived from a few masks are from those of all packs
     python tests/benchmarks/advice.py --measure [--seq-len 8192] [--rounds 3]
 
@@ -18,15 +18,12 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
-import numpy as np  # noqa: E402
-import pyarrow as pa  # noqa: E402
 import torch  # noqa: E402
 from advice_packs import KINDS, MadePack, loads_of, made_packs  # noqa: E402
 from advice_ranks import (  # noqa: E402
@@ -49,11 +46,10 @@ from preshard.packer_service.layout.mask import MaskIndex  # noqa: E402
 from preshard.packer_service.layout.tiles import whole_tiles  # noqa: E402
 from preshard.packer_service.report.advice.answer import Advisor  # noqa: E402
 from preshard.packer_service.report.advice.estimate.derived import PackMask, with_derived  # noqa: E402
-from preshard.packer_service.report.advice.estimate.loads import PackLoads, SlowestRank, read_pack_loads  # noqa: E402
+from preshard.packer_service.report.advice.estimate.loads import PackLoads, SlowestRank  # noqa: E402
 from preshard.packer_service.report.advice.model import configured_sizes  # noqa: E402
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
-from preshard.schemas.dataset.measures import MeasureGroup  # noqa: E402
 from preshard.schemas.model.dimensions import ModelDimensions  # noqa: E402
 from preshard.trainer.attention.kernels import kernel_for  # noqa: E402
 from preshard.trainer.distributed.mesh import ContextParallel  # noqa: E402
@@ -158,7 +154,7 @@ def apart(one: float, other: float) -> bool:
 
 
 def print_advice_of_kinds(gpus: int) -> None:
-    """The advice for H100s and the default model, and what a million packs take."""
+    """The advice for H100s and the default model."""
     config = PackConfig()
     sizes = configured_sizes(config.cost, config.vision, None, "default")
     question = make_question({"gpus": gpus, "limit": 3})
@@ -210,34 +206,6 @@ def errors_of(found: SlowestRank, exact: SlowestRank) -> tuple[float, ...]:
     return tuple(float(one.mean()) / max(float(other.mean()), 1.0) - 1 for one, other in pairs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnMeasures:
-    """Measures of a million packs, at random."""
-
-    config: PackConfig
-    rng: np.random.Generator
-    n_packs: int = 10**6
-
-    def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
-        [name] = columns
-        loads = pa.array(self.rng.integers(100, 1000, len(packs) * (group.degree if name in group.loads else 1)))
-        edges = pa.array(np.arange(len(packs) + 1, dtype=np.int32) * group.degree)
-        yield pa.table({name: pa.ListArray.from_arrays(edges, loads) if name in group.loads else loads})
-
-
-def time_a_million(gpus: int) -> None:
-    """Processor time of the estimates for a million packs with loads at random, once these are read."""
-    config, rng = PackConfig(), np.random.default_rng(0)
-    numbers = rng.integers(1, 10**4, 10**6)
-    loads = read_pack_loads(DrawnMeasures(config=config, rng=rng), lambda _: numbers, gpus=gpus)
-    sizes = configured_sizes(config.cost, config.vision, None, "default")
-    advisor = Advisor(config=config, sizes=sizes, question=make_question({"gpus": gpus}), loads=loads)
-    began = time.process_time()
-    considered = advisor.advice().considered
-    taken = time.process_time() - began
-    print(f"\n{loads.n_packs:,} packs, {loads.sampled:,} looked at: {considered} splits in {taken:.2f} s of CPU time")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help="time every split on two processes")
@@ -254,7 +222,6 @@ def main() -> int:
         return 0
     print_advice_of_kinds(given.gpus)
     print_derived(given.gpus)
-    time_a_million(given.gpus)
     return 0
 
 

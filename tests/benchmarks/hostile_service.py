@@ -1,14 +1,11 @@
 """The inspection service with one sound dataset among many that hang, crash or fill what reads them.
 
     python tests/benchmarks/hostile_service.py [--clients 50] [--seconds 20] [--rows 200000000] [--kinds NAME,...]
-    python tests/benchmarks/hostile_service.py --store
 
 Clients ask about the sound dataset, each five times a second, half of the questions new ones; first alone, then while
 twenty others, in a process of their own, ask everything about every hostile dataset without a pause, the shards of one
-dataset vanish and come back, and the manifest of another changes all the time. With ``--store`` the root is a bucket,
-in which one dataset's objects come three seconds late, those of another never, and the folder of a third cannot even be
-listed. Printed are the times of both, what all processes of the service take, what is left of them when the questions
-stop, and how long it takes to end.
+dataset vanish and come back, and the manifest of another changes all the time. Printed are the times of both, what all
+processes of the service take, what is left of them when the questions stop, and how long it takes to end.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -33,10 +29,9 @@ from urllib.parse import quote
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests" / "s3")]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from machine import hardware  # noqa: E402
-from s3_server import BUCKET, s3_store  # noqa: E402
 from service import Client  # noqa: E402
 
 from preshard.packer_service.job.pack import pack  # noqa: E402
@@ -45,7 +40,6 @@ from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.schemas.config import parse_config  # noqa: E402
 from tests.support.hostile_datasets import write_hostile  # noqa: E402
 from tests.support.served import descendants, is_running, memory_bytes, processor_seconds, served  # noqa: E402
-from tests.support.slow_store import LATE, NEVER, NEVER_LISTED, slow_store  # noqa: E402
 
 QUESTIONS = (
     "", "/balance", "/shards", "/shards/preshard-000000.tar/balance", "/packs?sort=-cost", "/packs/0",
@@ -172,16 +166,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000_000)
     parser.add_argument("--kinds", default="")
     parser.add_argument("--request-seconds", type=float, default=10.0)
-    parser.add_argument("--store", action="store_true", help="Datasets in a bucket that answers late or never.")
     arguments = parser.parse_args()
     print(hardware())
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary) / "root"
         root.mkdir()
         write_healthy(root / "healthy")
-        if arguments.store:
-            measure_store(root, arguments)
-            return
         kinds = tuple(filter(None, arguments.kinds.split(",")))
         names = write_hostile(root, root / "healthy", rows=arguments.rows, wanted=kinds)
         for name in ("vanishing", "changing"):
@@ -189,19 +179,7 @@ def main() -> None:
         measure(root, [*names, "vanishing", "changing"], arguments)
 
 
-def measure_store(root: Path, arguments: argparse.Namespace) -> None:
-    """The same of a bucket that answers late or never."""
-    with s3_store() as store:
-        for name in ("healthy", LATE, NEVER, NEVER_LISTED):
-            store.upload(root / "healthy", f"root/{name}")
-        endpoint = re.search(r"127\.0\.0\.1:(\d+)", store.query)
-        assert endpoint is not None
-        with slow_store(int(endpoint[1])) as port:
-            query = store.query.replace(endpoint[0], f"127.0.0.1:{port}")
-            measure(f"s3://{BUCKET}/root?{query}", [LATE, NEVER, NEVER_LISTED], arguments)
-
-
-def measure(root: Path | str, names: list[str], arguments: argparse.Namespace) -> None:
+def measure(root: Path, names: list[str], arguments: argparse.Namespace) -> None:
     """Asks alone, then in bad company."""
     print(f"{len(names)} hostile datasets beside the sound one")
     with served(root, request_seconds=arguments.request_seconds) as (process, port):
@@ -211,9 +189,8 @@ def measure(root: Path | str, names: list[str], arguments: argparse.Namespace) -
         asyncio.run(ask_calmly(port, arguments.clients, 3))
         alone = tell("alone", *asyncio.run(ask_calmly(port, arguments.clients, arguments.seconds)))
         over = threading.Event()
-        disturber = threading.Thread(target=disturb, args=(root, over)) if isinstance(root, Path) else None
-        if disturber is not None:
-            disturber.start()
+        disturber = threading.Thread(target=disturb, args=(root, over))
+        disturber.start()
         with multiprocessing.Manager() as manager:
             statuses = manager.dict()
             paths = [quote(name) for name in names]
@@ -225,8 +202,7 @@ def measure(root: Path | str, names: list[str], arguments: argparse.Namespace) -
             attacker.kill()
             attacker.join()
         over.set()
-        if disturber is not None:
-            disturber.join()
+        disturber.join()
         settle(process.pid, watch, arguments.request_seconds)
         end(process, watch)
 

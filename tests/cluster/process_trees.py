@@ -6,20 +6,8 @@ import os
 import signal
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 
-
-def descendants(root: int) -> list[int]:
-    """Ids of a process and of all that it and those that it started have started."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = status.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+from served import descendants
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:

@@ -115,12 +115,6 @@ def file_beside_the_carried_ones(data: Any) -> None:
 
 
 @breaks("D3")
-def phases_without_a_curriculum(data: Any) -> None:
-    data.manifest["phases"] = [0]
-    data.seal()
-
-
-@breaks("D3")
 def dataset_id_of_another_plan(data: Any) -> None:
     data.manifest["dataset_id"] = "0123456789abcdef" * 4
     data.seal(new_id=False)
@@ -396,6 +390,7 @@ SEALED = [
     ("D3", "documents and rejected that are not all", lambda data: add(data.manifest["counts"], "rejected", 1)),
     (("D3", "S5", "S6"), "shard that is not full", lambda data: add(data.manifest["shards"][0], "packs", -1)),
     ("D3", "shards of fewer packs than configured", lambda data: add(data.manifest["config"], "packs_per_shard", 1)),
+    ("D3", "phases without a curriculum", lambda data: put(data.manifest, "phases", [0])),
 ]
 
 

@@ -20,8 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 from PIL import Image
 
@@ -36,7 +38,6 @@ from hostile_corpus import damaged, lies, row_id, seed_files, slow, write_corpus
 from hostile_rows import broken_lines, drawn_lines, large_lines  # noqa: E402
 from hostile_tables import damaged_parquet, parquet, typed_tables  # noqa: E402
 from machine import hardware  # noqa: E402
-from processes import PeakMemory  # noqa: E402
 
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment  # noqa: E402
 from preshard.packer_service.ingest.source.listing import list_sources  # noqa: E402
@@ -87,14 +88,30 @@ def pack(folder: Path, *extra: str) -> list[str]:
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )
-    peaks = PeakMemory(job.pid)
-    status = peaks.watch_until_end(job)
+    peaks = peak_bytes(job)
+    status = job.wait()
     print(f"pack: exit status {status}, {time.monotonic() - begin:.1f} s with the start of Ray")
-    for name, (resident, private) in sorted(peaks.by_kind().items()):
-        print(f"  {name:<10} peak RSS of one process {resident / GIB:.2f} GiB, private {private / GIB:.2f} GiB")
+    for name, most in sorted(peaks.items()):
+        print(f"  {name:<10} peak RSS of one process {most / GIB:.2f} GiB")
     checked = subprocess.run([*program, "verify", str(folder / "dataset")], cwd=ROOT, check=False).returncode
-    large = [f"a {name} process took {most / GIB:.2f} GiB" for name, (most, _) in peaks.by_kind().items() if most > GIB]
+    large = [f"a {name} process took {most / GIB:.2f} GiB" for name, most in peaks.items() if most > GIB]
     return large + [f"{what} ended with {code}" for what, code in (("pack", status), ("verify", checked)) if code]
+
+
+def peak_bytes(job: subprocess.Popen[bytes]) -> collections.Counter[str]:
+    """Until a job ends, the most memory that a process below it had, by the kind of the process."""
+    peaks: collections.Counter[str] = collections.Counter()
+    while job.poll() is None:
+        with suppress(psutil.Error, OSError):  # one has ended meanwhile
+            first = psutil.Process(job.pid)
+            for process in (first, *first.children(recursive=True)):
+                command = " ".join(process.cmdline())
+                kind = "decoder" if "worker_process" in command else "task" if command.startswith("ray::") else "other"
+                status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+                if found := re.search(r"VmHWM:\s+(\d+)", status):
+                    peaks[kind] = max(peaks[kind], int(found[1]) * 1024)
+        time.sleep(0.1)
+    return peaks
 
 
 def outcomes(dataset: Path, n_rows: int, whole: Collection[str] = ()) -> list[str]:

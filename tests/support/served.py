@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 _SERVE = """
 import json, sys
@@ -47,41 +48,29 @@ def served(root: Path | str, **settings: object) -> Iterator[tuple[subprocess.Po
 
 def descendants(pid: int) -> list[int]:
     """A process and all that it has started, directly or not."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            text = stat.read_text(encoding="ascii", errors="replace")
-            parents[int(stat.parent.name)] = int(text.rpartition(")")[2].split()[1])
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    return [pid]
 
 
 def is_running(pid: int) -> bool:
     """Whether a process is there and not merely unburied."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in "ZX"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def memory_bytes(pids: list[int]) -> int:
     """What processes take together; what several share counts once."""
     total = 0
     for pid in pids:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) << 10
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += psutil.Process(pid).memory_full_info().pss
     return total
 
 
 def processor_seconds(pid: int) -> float:
     """What a process has used of processors until now; 0 for one that has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return sum(psutil.Process(pid).cpu_times()[:2])
+    return 0.0
