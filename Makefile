@@ -99,6 +99,7 @@ chromium:
 # tests/mutants/run.py --help lists what else it takes.
 MUTANTS ?= 20
 mutants: .venv/installed
+	@$(BIN)/python tests/support/install.py $(PIP_FLAGS) -c constraints.txt -e '.[mutants]'
 	@$(BIN)/python tests/mutants/run.py --count $(MUTANTS)
 
 docs: .venv/installed

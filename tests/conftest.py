@@ -61,7 +61,7 @@ os.environ.setdefault("RAY_num_workers_soft_limit", "8")
 settings.register_profile(
     "repeatable",
     settings.default,
-    max_examples=40,  # tests/mutants gives fewer
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,

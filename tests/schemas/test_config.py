@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
-from preshard.schemas.config import PackConfig, parse_config, stored_config
+from preshard.schemas.config import DuplicatesConfig, PackConfig, parse_config, stored_config
 from preshard.schemas.dataset.measures import BLOCK_VALUES, measure_groups
 from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import first_violation, nearest_multiples, violations_of
@@ -131,6 +131,19 @@ def test_every_number_has_a_largest_value() -> None:
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("settings", [{"mixture": {"a": 0.5}}, {"max_images": 1}, {"vision": {"patch_size": 1}}])
+def test_small_values_are_legal(settings: dict[str, Any]) -> None:
+    """Fails when the least value of a range, or a weight within it, is refused."""
+    assert parse_config(settings)
+
+
+def test_documents_are_compared_if_anything_asks_for_it() -> None:
+    """Fails when equal texts or images are kept though a key says otherwise, or all are hashed for nothing."""
+    asked = {(text, images): DuplicatesConfig(text=text, images=images).is_asked
+             for text in ("keep", "mark", "drop") for images in ("keep", "mark", "drop")}  # fmt: skip
+    assert {kinds for kinds, is_asked in asked.items() if not is_asked} == {("keep", "keep")}
+
+
 @pytest.mark.parametrize("degree", [0, 4097])
 def test_degrees_are_from_1_to_4096(degree: int) -> None:
     """Fails when a degree is legal that no layout can have."""
@@ -140,6 +153,8 @@ def test_degrees_are_from_1_to_4096(degree: int) -> None:
             parse_config({**rest, name: [degree], "seq_len": max(2 * degree, 2)})
         for legal in (1, 4096):
             parse_config({**rest, name: [legal], "seq_len": 2 * legal})
+        with pytest.raises(ConfigError, match=rf"{name}: \[\] is not legal"):
+            parse_config({**rest, name: []})
 
 
 @pytest.mark.parametrize(
