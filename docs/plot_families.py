@@ -8,9 +8,10 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from preshard.packer_service.demo.media import package_folder
-from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.demo.model import tiny_model, write_model_folder
 from preshard.packer_service.ingest.families.family import Family, Placement, Rows
 from preshard.packer_service.ingest.families.folder import load_family
+from preshard.schemas.model.families import FAMILIES
 
 PHOTOGRAPH = "coffee.png"
 CLIP = (640, 360, [0.5 * number for number in range(8)])

@@ -8,25 +8,29 @@ Every figure is computed from the bytes of the pack by the same code that packs 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int8, Int64
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
-from pictured_pack import KINDS, Pack, kind_patches, load_pack
 
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
 from preshard.packer_service.layout.tiles import tile_map
+from preshard.schemas.config import stored_config
 from preshard.schemas.errors import PreshardError
-from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, slice_positions
+from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, layout_name, slice_positions
 from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.trainer.data.files import DatasetFiles
+from preshard.trainer.data.split import read_header
 
 INK, ACCENT, WAIT, GATHERED = "#1b1b1b", "#d55e00", "#e4e4e4", "#0072b2"
 Colour = str | tuple[float, float, float, float]
@@ -38,6 +42,73 @@ ZOOM_TILES = 8
 
 COLUMNS = 1152
 """Columns of the picture of owners; a column is a stretch of tokens."""
+
+
+KINDS = {"padding": "#dddddd", "text": "#56b4e9", "images": "#e69f00", "video": "#009e73"}
+"""Kinds of document and their colours: Okabe and Ito's palette, which colour-blind readers tell apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PicturedPack:
+    """What the pictures need of a pack.
+
+    Attributes:
+        name: the pack, for titles.
+        mask: its mask.
+        edges: edges of its documents and of the padding between and behind them, in tokens.
+        kinds: index in ``KINDS`` of each token's document.
+        layouts: its layouts at the ring degree and of the schemes drawn, in the order of ``SCHEMES``.
+    """
+
+    name: str
+    mask: MaskArrays
+    edges: Int64[np.ndarray, "edges"]
+    kinds: Int8[np.ndarray, "seq"]
+    layouts: list[TokenLayout]
+
+
+def load_pack(dataset: str, pack_id: int, ring_degree: int, schemes: Sequence[str] = SCHEMES) -> PicturedPack:
+    """One pack from its header part, read by range as a rank reads it, with its layouts of the schemes.
+
+    Raises:
+        PreshardError: no dataset there, or one with a broken file.
+        ValueError: no such pack, or no layout of this degree and these schemes; says which there are.
+    """
+    files = DatasetFiles(dataset)
+    places, config = files.packs(), stored_config(files.manifest)
+    if not 0 <= pack_id < len(places):
+        raise ValueError(f"pack {pack_id} is not there; {dataset} has packs 0 to {len(places) - 1}")
+    header = read_header(files, places[pack_id], config, files.manifest.axes)
+    files.close()
+    seq_len = config.seq_len
+    names = [layout_name(scheme, ring_degree) for scheme in SCHEMES if scheme in schemes]
+    layouts = [header.layouts[name] for name in names if name in header.layouts]
+    if not layouts:
+        held = header.layouts.values()
+        degrees = ", ".join(map(str, sorted({layout.ring_degree for layout in held})))
+        raise ValueError(
+            f"no layout of ring degree {ring_degree} among {', '.join(schemes)}; "
+            f"the pack has {', '.join(sorted({layout.scheme for layout in held}))} of degrees {degrees}"
+        )
+    timed = {image.doc_id for image in header.head.images if image.timestamp is not None}
+    kinds, edges = np.zeros(seq_len, np.int8), [0, seq_len]
+    for span in header.head.documents:
+        kind = "text" if not span.n_images else "video" if span.doc_id in timed else "images"
+        kinds[span.start : span.start + span.length] = list(KINDS).index(kind)
+        edges += [span.start, span.start + span.length]
+    return PicturedPack(
+        name=f"pack {pack_id}: {seq_len:,} tokens, {len(header.head.documents)} documents",
+        mask=header.sequence.mask,
+        edges=np.unique(edges).astype(np.int64),
+        kinds=kinds,
+        layouts=layouts,
+    )
+
+
+def kind_patches(pack: PicturedPack) -> list[Patch]:
+    """The legend of the kinds that the pack has."""
+    present = set(np.unique(pack.kinds).tolist())
+    return [Patch(color=colour, label=kind) for at, (kind, colour) in enumerate(KINDS.items()) if at in present]
 
 
 def tile_shares(mask: MaskArrays) -> Float64[np.ndarray, "tiles tiles"]:
@@ -53,7 +124,7 @@ def tile_shares(mask: MaskArrays) -> Float64[np.ndarray, "tiles tiles"]:
     return shares
 
 
-def zoom_start(pack: Pack) -> int:
+def zoom_start(pack: PicturedPack) -> int:
     """The first token of the stretch of tiles worth a closer look: the most documents, then the most image groups."""
     length = ZOOM_TILES * TILE
     starts = range(0, max(1, pack.mask.seq_len - length + 1), TILE)
@@ -62,7 +133,7 @@ def zoom_start(pack: Pack) -> int:
     return starts[max(range(len(counts)), key=lambda at: (counts[at], -at))]
 
 
-def draw_mask(pack: Pack) -> Figure:
+def draw_mask(pack: PicturedPack) -> Figure:
     """The whole mask in tiles, and a stretch of it token by token."""
     figure = Figure(figsize=(11, 5.9), layout="constrained")
     whole, zoom = figure.subplots(1, 2)
@@ -95,7 +166,7 @@ def draw_mask(pack: Pack) -> Figure:
     return figure
 
 
-def _draw_zoom(axes: Axes, pack: Pack, stretch: Int64[np.ndarray, "stretch"]) -> None:
+def _draw_zoom(axes: Axes, pack: PicturedPack, stretch: Int64[np.ndarray, "stretch"]) -> None:
     allowed = dense_mask(pack.mask, stretch, stretch)
     later = allowed & (stretch[None, :] > stretch[:, None])
     block = stretch // TILE - stretch[0] // TILE
@@ -114,7 +185,7 @@ def _draw_zoom(axes: Axes, pack: Pack, stretch: Int64[np.ndarray, "stretch"]) ->
     axes.legend(handles=handles, loc="upper right", fontsize=8, framealpha=1)
 
 
-def draw_owners(pack: Pack, measures: list[LayoutMeasures]) -> Figure:
+def draw_owners(pack: PicturedPack, measures: list[LayoutMeasures]) -> Figure:
     """Which rank holds which tokens: a panel a scheme, a lane a rank; paler where it holds a part of a column."""
     figure = Figure(figsize=(11, 2.05 * len(pack.layouts) + 0.8), layout="constrained")
     panels = figure.subplots(len(pack.layouts), 1, sharex=True, squeeze=False)[:, 0]
@@ -134,7 +205,7 @@ def draw_owners(pack: Pack, measures: list[LayoutMeasures]) -> Figure:
     return figure
 
 
-def lanes_of(pack: Pack, layout: TokenLayout) -> Float64[np.ndarray, "ring columns 3"]:
+def lanes_of(pack: PicturedPack, layout: TokenLayout) -> Float64[np.ndarray, "ring columns 3"]:
     """Each rank's tokens in the colours of their documents, averaged over the tokens of each column."""
     seq_len, columns = pack.mask.seq_len, min(COLUMNS, pack.mask.seq_len)
     column = np.arange(seq_len) * columns // seq_len
@@ -154,7 +225,7 @@ def _name_ranks(axes: Axes, ring_degree: int, at: float) -> None:
     axes.set_yticks([rank + at for rank in every], [str(rank) for rank in every], fontsize=7)
 
 
-def draw_paths(pack: Pack, measures: list[LayoutMeasures]) -> Figure:
+def draw_paths(pack: PicturedPack, measures: list[LayoutMeasures]) -> Figure:
     """Tiles of each rank, gathered and in ring steps one after the other, on one scale beside the tile floor."""
     figure = Figure(figsize=(11, 2.05 * len(measures) + 0.9), layout="constrained")
     panels = figure.subplots(len(measures), 2, sharex=True, sharey=True, squeeze=False)
@@ -208,13 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("dataset", metavar="DATASET", help="a packed dataset")
     parser.add_argument("pack_id", metavar="PACK_ID", type=int, help="the pack to draw, from 0")
     parser.add_argument("--ring", type=int, default=8, help="ring degree of the layouts (default 8)")
-    parser.add_argument(
-        "--layouts",
-        nargs="+",
-        metavar="SCHEME",
-        choices=SCHEMES,
-        help="schemes to draw (default: all that the pack has)",
-    )
+    parser.add_argument("--layouts", nargs="+", metavar="SCHEME", choices=SCHEMES, help="(default: all of the pack)")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("layouts"), help="folder of the pictures")
     asked = parser.parse_args(arguments)
     try:

@@ -40,7 +40,7 @@ def needed_blocks(
         in_window: Bool[np.ndarray, "ring blocks"] = np.any(tokens.reshape(ring_degree, blocks, block_size), axis=2)
         return in_window
     marks = np.zeros((ring_degree, blocks + 1), np.int32)
-    ranges = _Ranges.of(mask)
+    ranges = _KeyRanges.of(mask)
     last = _last_seen(ranges, runs, ring_degree)
     rank, which = np.nonzero(last >= ranges.edges[:-1])
     np.add.at(marks, (rank, ranges.edges[which] // block_size), 1)
@@ -50,7 +50,7 @@ def needed_blocks(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Ranges:
+class _KeyRanges:
     """A mask as ranges of tokens with equal document, branch and group: range i is ``edges[i]:edges[i + 1]``.
 
     ``own`` numbers the pairs of document and branch, and ``root`` is the same document's branch 0; ``own_group`` and
@@ -64,7 +64,7 @@ class _Ranges:
     root_group: Int64[np.ndarray, "ranges"]
 
     @staticmethod
-    def of(mask: MaskArrays) -> _Ranges:
+    def of(mask: MaskArrays) -> _KeyRanges:
         columns = (mask.doc_ids, mask.branch_ids, mask.group_ids)
         changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
         heads = np.concatenate([[0], np.flatnonzero(changes) + 1]) if mask.seq_len else np.zeros(0, np.int64)
@@ -72,7 +72,7 @@ class _Ranges:
         own, root = _numbered(doc, branch, np.zeros_like(branch), there=doc >= 0)
         own_group, root_group = _numbered(group, own, root, there=(doc >= 0) & (group >= 0))
         edges = np.append(heads, mask.seq_len)
-        return _Ranges(edges=edges, own=own, root=root, own_group=own_group, root_group=root_group)
+        return _KeyRanges(edges=edges, own=own, root=root, own_group=own_group, root_group=root_group)
 
 
 def _numbered(
@@ -89,7 +89,7 @@ def _numbered(
 
 
 def _last_seen(
-    ranges: _Ranges, runs: Int32[np.ndarray, "runs 3"], ring_degree: int
+    ranges: _KeyRanges, runs: Int32[np.ndarray, "runs 3"], ring_degree: int
 ) -> Int64[np.ndarray, "ring ranges"]:
     """Of each range of the mask, the last key that each rank sees; before the range's start where it sees none.
 
@@ -119,7 +119,7 @@ def _seen_in_window(
     In ``order``, token after token of each branch, what consecutive queries see of a branch is one stretch. Each token
     counts the stretches around it. Of a group they see all from a place on.
     """
-    ranges, places, tokens = _Ranges.of(mask), list_places(mask).astype(np.int64), np.arange(mask.seq_len)
+    ranges, places, tokens = _KeyRanges.of(mask), list_places(mask).astype(np.int64), np.arange(mask.seq_len)
     ends, rank, which = _pieces(ranges.edges, runs)
     starts = np.concatenate([[0], ends[:-1]])
     range_of = np.repeat(np.arange(len(ranges.own)), np.diff(ranges.edges))

@@ -12,7 +12,7 @@ from preshard.packer_service.numerics.compiled import compiled
 from preshard.schemas.sequence import MaskArrays
 
 
-class _Runs(NamedTuple):
+class _ClassRuns(NamedTuple):
     """What decides how many keys the queries of each run see.
 
     Attributes:
@@ -25,10 +25,10 @@ class _Runs(NamedTuple):
 
 
 @compiled
-def list_runs(index: MaskIndex) -> _Runs:
+def list_runs(index: MaskIndex) -> _ClassRuns:
     run_class, run_group, class_root = index.run_class, index.run_group, index.class_root
     before, later = np.zeros(len(class_root), np.int64), np.zeros(len(index.group_root), np.int64)
-    found = _Runs(np.zeros(len(run_class), np.int64), np.zeros(len(run_class), np.int64))
+    found = _ClassRuns(np.zeros(len(run_class), np.int64), np.zeros(len(run_class), np.int64))
     for run in range(len(run_class)):
         if run_group[run] >= 0:
             later[run_group[run]] += index.run_edges[run + 1] - index.run_edges[run]
@@ -55,7 +55,7 @@ def _sum_capped(first: np.int64, count: np.int64, cap: np.int64) -> np.int64:
 
 
 @compiled
-def _area_of(index: MaskIndex, runs: _Runs, run: int, queries: np.int64) -> np.int64:
+def _area_of(index: MaskIndex, runs: _ClassRuns, run: int, queries: np.int64) -> np.int64:
     """Allowed pairs of the first queries of a run."""
     c, group = index.run_class[run], index.run_group[run]
     if c < 0:
@@ -78,7 +78,7 @@ def _area_of(index: MaskIndex, runs: _Runs, run: int, queries: np.int64) -> np.i
 
 
 @compiled
-def _areas_before(index: MaskIndex) -> tuple[Int64[np.ndarray, "runs_plus_1"], _Runs]:
+def _areas_before(index: MaskIndex) -> tuple[Int64[np.ndarray, "runs_plus_1"], _ClassRuns]:
     """Allowed pairs of all queries before each run, and what is known of the runs."""
     runs = list_runs(index)
     before = np.zeros(len(index.run_class) + 1, np.int64)

@@ -44,7 +44,7 @@ def gather_tokens(
         ReaderError: there are not as many values as this rank has tokens, or the batch was read for another split.
     """
     _check(len(x), len(batch.positions), batch, cp)
-    found: Tensor = _Gather.apply(x, batch, None if cp is None else cp.cp_group)
+    found: Tensor = _GatherTokens.apply(x, batch, None if cp is None else cp.cp_group)
     return found
 
 
@@ -65,7 +65,7 @@ def slice_tokens(
         ReaderError: there are not as many values as the pack has tokens, or the batch was read for another split.
     """
     _check(len(x), batch.seq_len, batch, cp)
-    found: Tensor = _Slice.apply(x, batch, None if cp is None else cp.cp_group)
+    found: Tensor = _SliceTokens.apply(x, batch, None if cp is None else cp.cp_group)
     return found
 
 
@@ -102,7 +102,7 @@ def _gathered(x: Tensor, batch: Dealt, group: dist.ProcessGroup | None) -> Tenso
     return natural
 
 
-class _Gather(torch.autograd.Function):
+class _GatherTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, batch: Dealt, group: dist.ProcessGroup | None) -> Tensor:
         ctx.positions = batch.positions
@@ -113,7 +113,7 @@ class _Gather(torch.autograd.Function):
         return grads[0][ctx.positions.to(grads[0].device)], None, None
 
 
-class _Slice(torch.autograd.Function):
+class _SliceTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, batch: Dealt, group: dist.ProcessGroup | None) -> Tensor:
         ctx.dealt = batch, group

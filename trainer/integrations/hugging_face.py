@@ -188,7 +188,7 @@ class OnPacks:
             windows=self._takes.windows,
             groups=self._takes.groups,
         )
-        return _Loader(
+        return _StepLoader(
             _Steps(dataset, tiles),
             batch_sampler=_StepSampler(dataset.steps_per_epoch),
             collate_fn=_inputs,
@@ -295,7 +295,7 @@ class _StepSampler(Sampler[list[tuple[int, int]]]):
             yield [(self._epoch, step)]
 
 
-class _Loader(DataLoader[Any]):
+class _StepLoader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Called by trainers before each epoch."""
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int, Int32, Int64
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import Attend
@@ -117,25 +118,38 @@ def encoder_attention(
         begins, most = to_device(cu_seq_lens_q, q_HLD.device), int(max_length_q)
         out_LHD: Any = varlen_attn(q_LHD, k_LHD, v_LHD, begins, begins, most, most)
         return out_LHD[None], None
-    on_host = cu_seq_lens_q.cpu() if edges is None else edges
-    return _by_size(q_HLD, k_HLD, v_HLD, on_host.numpy(), scaling).transpose(0, 1)[None], None
-
-
-def _by_size(
-    q_HLD: Tensor, k_HLD: Tensor, v_HLD: Tensor, edges: Int32[np.ndarray, "images_plus_1"], scaling: float
-) -> Float[Tensor, "H L D"]:
-    """Attention within images by one call for all that have as many patches."""
-    sizes = np.diff(edges)
-    patches = np.argsort(np.repeat(sizes, sizes), kind="stable")
-    there, back = (to_device(torch.from_numpy(each), q_HLD.device) for each in (patches, np.argsort(patches)))
-    moved = [x_HLD[:, there] for x_HLD in (q_HLD, k_HLD, v_HLD)]
-    made, begin = [], 0
-    for size, count in zip(*np.unique(sizes[sizes > 0], return_counts=True), strict=True):
+    given = cu_seq_lens_q if edges is None else edges
+    if (order := _ORDERS.get(given)) is None:
+        order = _ORDERS[given] = sort_by_size(np.diff(given.cpu().numpy()), q_HLD.device)
+    made, begin, moved = [], 0, [x_HLD[:, order.there] for x_HLD in (q_HLD, k_HLD, v_HLD)]
+    for size, count in order.sizes:
         end = begin + size * count
         q, k, v = (x_HLD[:, begin:end].unflatten(1, (count, size)).transpose(0, 1) for x_HLD in moved)
         made.append(scaled_dot_product_attention(q, k, v, scale=scaling).transpose(0, 1).flatten(1, 2))
         begin = end
-    return torch.cat(made, dim=1)[:, back]
+    return torch.cat(made, dim=1)[:, order.back].transpose(0, 1)[None], None
+
+
+class BySize(NamedTuple):
+    """Patches of images in the order of the images' sizes: where each comes from, the way back, and what follows each
+    other, as patches of an image and images.
+    """
+
+    there: Int64[Tensor, "L"]
+    back: Int64[Tensor, "L"]
+    sizes: list[tuple[int, int]]
+
+
+_ORDERS: MutableMapping[Tensor, BySize] = WeakTensorKeyDictionary()
+"""By the edges of a forward pass, of which all its layers get the same tensor."""
+
+
+def sort_by_size(sizes: Int[np.ndarray, "images"], device: torch.device) -> BySize:
+    """The order in which one call of attention takes all images of a size."""
+    patches = np.argsort(np.repeat(sizes, sizes), kind="stable")
+    there, back = (to_device(torch.from_numpy(each), device) for each in (patches, np.argsort(patches)))
+    found = np.unique(sizes[sizes > 0], return_counts=True)
+    return BySize(there, back, list(zip(*(each.tolist() for each in found), strict=True)))
 
 
 @contextmanager

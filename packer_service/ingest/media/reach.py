@@ -51,14 +51,14 @@ class AllowedMedia:
         return root + [("--allow-media", location) for location in self.allow]
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """A location as it is compared: ``path`` is decoded and normalised, and begins with a slash."""
 
     scheme: str
     authority: str
     path: str
 
-    def holds(self, other: _Place) -> bool:
+    def holds(self, other: _Location) -> bool:
         if (self.scheme, self.authority) != (other.scheme, other.authority):
             return False
         return other.path == self.path or other.path.startswith(f"{self.path.rstrip('/')}/")
@@ -109,19 +109,19 @@ def is_absolute(uri: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _place(location: str) -> _Place:
+def _place(location: str) -> _Location:
     """The place of a location of the command."""
     if not is_uri(location):
-        return _Place("file", "", _normal(locate(location)[1]))
+        return _Location("file", "", _normal(locate(location)[1]))
     scheme, _, rest = split_query(location)[0].partition("://")
     authority, _, path = rest.partition("/")
     scheme, authority = _names(scheme, authority)
-    return _Place(scheme, authority, _normal(unquote(path)))
+    return _Location(scheme, authority, _normal(unquote(path)))
 
 
-def _place_of_row(uri: str) -> _Place:
+def _place_of_row(uri: str) -> _Location:
     if not is_uri(uri):
-        return _Place("file", "", _normal(uri))
+        return _Location("file", "", _normal(uri))
     whole, query = split_query(uri)
     scheme, _, rest = whole.partition("://")
     authority, _, path = rest.partition("/")
@@ -136,7 +136,7 @@ def _place_of_row(uri: str) -> _Place:
         )
     if scheme == "file" and authority:
         raise _refused(uri, "cannot be opened: a file URI cannot name a host; write file:///path, with three slashes")
-    return _Place(scheme, authority, _normal(unquote(path)))
+    return _Location(scheme, authority, _normal(unquote(path)))
 
 
 def _names(scheme: str, authority: str) -> tuple[str, str]:
@@ -153,7 +153,7 @@ def _normal(path: str) -> str:
     return f"/{posixpath.normpath(f'/{path}').lstrip('/')}"
 
 
-def _with_options(root: str, place: _Place) -> str:
+def _with_options(root: str, place: _Location) -> str:
     if not is_uri(root) or place.scheme == "file":
         return place.path
     path, query = split_query(root)
@@ -161,7 +161,7 @@ def _with_options(root: str, place: _Place) -> str:
     return join(f"{scheme}://{rest.partition('/')[0]}{query}", place.path.lstrip("/"))
 
 
-def _outside(uri: str, place: _Place) -> str:
+def _outside(uri: str, place: _Location) -> str:
     limit = "lies outside of SOURCE and the allowed folders"
     if is_absolute(uri):
         return f"{limit}; add --allow-media {_quoted(without_secrets(place.folder))}"

@@ -302,14 +302,14 @@ class PackedDatasetSource:
                 with suppress(FormatError):
                     self.recent[place.pack_id] = self._decoded(place, bytes(data))
 
-    def _place(self, pack_id: int) -> _Place:
+    def _place(self, pack_id: int) -> _PackHead:
         row = self._packs.slice(pack_id, 1).to_pylist()[0]
         name, start = shard_name(pack_id // self.config.packs_per_shard), row["offset"]
         shard = join(self.file.uri, SHARDS, name)
         where = f"{self.file.label}/{SHARDS}/{name}/{sample_key(pack_id)}"
-        return _Place(pack_id, Range(shard, start, start + row["header_size"]), row["head_crc32c"], where)
+        return _PackHead(pack_id, Range(shard, start, start + row["header_size"]), row["head_crc32c"], where)
 
-    def _decoded(self, place: _Place, data: bytes) -> StoredPack:
+    def _decoded(self, place: _PackHead, data: bytes) -> StoredPack:
         key, where = sample_key(place.pack_id), place.where
         content, at = read_member(data, 0, f"{key}.{HEAD}", where)
         check_member(content, place.head_crc32c, f"{where}.{HEAD}")
@@ -337,7 +337,7 @@ class PackedDatasetSource:
         )
 
 
-class _Place(NamedTuple):
+class _PackHead(NamedTuple):
     """Where the header part of a pack lies, the checksum of its head, and how errors name it."""
 
     pack_id: int

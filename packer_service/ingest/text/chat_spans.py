@@ -64,7 +64,7 @@ class Marked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Finder:
+class _SpanFinder:
     """A conversation whose turns are marked in one way, the text of all of it, and where the marks are in it."""
 
     template: ChatTemplate
@@ -166,7 +166,7 @@ def shown_fields(template: ChatTemplate, chat: Conversation, whole: str) -> set[
     return {finder.owners[index] for index, _ in finder.whole.at}
 
 
-def _finders(template: ChatTemplate, chat: Conversation, whole: str) -> Iterator[_Finder]:
+def _finders(template: ChatTemplate, chat: Conversation, whole: str) -> Iterator[_SpanFinder]:
     """The conversation marked in each way that leaves its text as it is, and at last without any mark."""
     given = (whole + json.dumps(chat.turns)).lower()
     salt = next(str(number) for number in count() if f"q{number}z" not in given)
@@ -179,9 +179,9 @@ def _finders(template: ChatTemplate, chat: Conversation, whole: str) -> Iterator
         except DocumentError:
             continue
         if shown.text == whole:
-            yield _Finder(template=template, chat=chat, turns=turns, owners=owners, mark=mark, whole=shown)
+            yield _SpanFinder(template=template, chat=chat, turns=turns, owners=owners, mark=mark, whole=shown)
     nothing = Marked(text=whole, at={})
-    yield _Finder(template=template, chat=chat, turns=chat.turns, owners=(), mark=mark, whole=nothing)
+    yield _SpanFinder(template=template, chat=chat, turns=chat.turns, owners=(), mark=mark, whole=nothing)
 
 
 def _with_marks(turn: Turn, number: int, owners: list[tuple[int, str]], place: Place, names: bool, salt: str) -> Turn:

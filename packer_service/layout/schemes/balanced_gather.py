@@ -246,7 +246,7 @@ def gather_owners(
         lengths.append([WeighedMap(merge_pairs(each.blocks), each.weight) for each in lengths[-1]])
     found = list[Found]()
     for merged in reversed(range(len(lengths))):
-        runs = _Runs(masks=lengths[merged], ring_degree=ring_degree, limits=limits, price=price, seed=8 * merged)
+        runs = _DealtRuns(masks=lengths[merged], ring_degree=ring_degree, limits=limits, price=price, seed=8 * merged)
         if found:
             found = runs.refine(np.repeat(_best(found)[0], 2), 3 * price << merged >> 1, tries >> merged + 1)
         else:
@@ -258,13 +258,13 @@ def gather_owners(
         paths = [_paths(masks, owners, ring_degree) for owners in known]
         weights = np.array([each.weight for each in masks], np.int64)
         limits, start = min(zip(paths, known, strict=True), key=lambda each: int((weights * each[0]).sum()))
-        runs = _Runs(masks=masks, ring_degree=ring_degree, limits=limits, price=price, seed=0)
+        runs = _DealtRuns(masks=masks, ring_degree=ring_degree, limits=limits, price=price, seed=0)
         found = [runs.search(start, DEAR * price, price, tries >> 2, 6)]
     return _best(found)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Runs:
+class _DealtRuns:
     """Runs of the search over blocks of one length.
 
     Attributes:

@@ -35,7 +35,7 @@ class LayoutLoads:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Pieces:
+class _MaskPieces:
     """Pieces of all slices, rank after rank and in slice order; padding is left out."""
 
     rank: Int64[np.ndarray, "pieces"]
@@ -47,8 +47,8 @@ class _Pieces:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def of(self, chosen: slice | np.ndarray) -> _Pieces:
-        return _Pieces(**{name: getattr(self, name)[chosen] for name in self.__slots__})
+    def of(self, chosen: slice | np.ndarray) -> _MaskPieces:
+        return _MaskPieces(**{name: getattr(self, name)[chosen] for name in self.__slots__})
 
     def whole_tiles(self) -> Iterator[slice]:
         """Stretches of at most :data:`MOST_PIECES` pieces, cut only between tiles: a tile never has more."""
@@ -98,7 +98,7 @@ def whole_mask(mask: MaskArrays, window: int | None = None) -> tuple[int, int]:
 
 def _cut(
     mask: MaskArrays, runs: Int32[np.ndarray, "runs 3"], *, by_token: bool
-) -> tuple[_Pieces, Int64[np.ndarray, "seq"]]:
+) -> tuple[_MaskPieces, Int64[np.ndarray, "seq"]]:
     """The pieces of a layout, and the rank that holds each token."""
     position = np.concatenate([np.arange(start, start + length) for _, start, length in runs.tolist()])
     rank = np.repeat(runs[:, 0].astype(np.int64), runs[:, 2])
@@ -108,7 +108,7 @@ def _cut(
         new |= np.diff(array[position], prepend=array[position[0]]) != 0
     first = np.flatnonzero(new)
     last = np.concatenate([first[1:], [len(position)]]) - 1
-    pieces = _Pieces(
+    pieces = _MaskPieces(
         rank=rank[first],
         tile=np.cumsum(inside % TILE == 0)[first],
         first=position[first],
@@ -122,8 +122,8 @@ def _cut(
 
 def _look_up(
     mask: MaskArrays,
-    rows: _Pieces,
-    pieces: _Pieces,
+    rows: _MaskPieces,
+    pieces: _MaskPieces,
     tiles: Int64[np.ndarray, "ring"],
     keys: Bool[np.ndarray, "seq"],
 ) -> int:
@@ -147,8 +147,8 @@ def _look_up(
 
 def _look_up_tokens(
     mask: MaskArrays,
-    rows: _Pieces,
-    pieces: _Pieces,
+    rows: _MaskPieces,
+    pieces: _MaskPieces,
     tiles: Int64[np.ndarray, "ring"],
     keys: Bool[np.ndarray, "seq"],
     places: Int64[np.ndarray, "seq"],
@@ -175,5 +175,5 @@ def _look_up_tokens(
     return area
 
 
-def _tile_starts(pieces: _Pieces) -> Int64[np.ndarray, "tiles"]:
+def _tile_starts(pieces: _MaskPieces) -> Int64[np.ndarray, "tiles"]:
     return np.flatnonzero(np.diff(pieces.tile, prepend=-1))

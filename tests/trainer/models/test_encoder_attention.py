@@ -32,20 +32,21 @@ def test_these_are_the_encoders() -> None:
 def test_features_are_those_of_a_call_for_each_image(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """Fails when a patch sees another image, images change places, or each is a call again."""
+    """Fails when a patch sees another image, images change places, each is a call again, or each layer sorts them."""
     folder = folder_of(family)
     packed = PackedModel(load_model(folder / "model", from_scratch=True, dtype=torch.float64))
     encoder = packed.core.visual if hasattr(packed.core, "visual") else packed.core.vision_tower
     batch = max((pack for pack in PackedDataset(folder / "dataset")), key=lambda pack: len(pack.units))
     assert len({tuple(unit.grid) for unit in batch.units}) > 1
-    batch, calls = batch.with_levels(), []
-    attend = interface.scaled_dot_product_attention
+    batch, calls, sorts = batch.with_levels(), [], []
+    attend, sort = interface.scaled_dot_product_attention, interface.sort_by_size
 
     def counted(query: Tensor, *args: Any, **named: Any) -> Tensor:
         calls.append(len(query))
         return attend(query, *args, **named)
 
     monkeypatch.setattr(interface, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(interface, "sort_by_size", lambda *given: sorts.append(1) or sort(*given))
     found = {}
     for way in (interface.ENCODER, "sdpa"):
         for module in encoder.modules():
@@ -57,6 +58,7 @@ def test_features_are_those_of_a_call_for_each_image(
         packed.zero_grad()
     torch.testing.assert_close(found[interface.ENCODER], found["sdpa"], rtol=1e-6, atol=1e-9)
     assert max(calls) > 1
+    assert len(sorts) == (2 if family == "qwen2_5_vl" else 1), "one of windows, and one of images"
 
 
 def test_each_image_alone_and_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
