@@ -25,6 +25,17 @@ Paths = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isi
 """Values of an option that may be given several times."""
 
 
+NEEDS = {
+    **dict.fromkeys(("world", "pack", "cp_rank"), ("dry_run", "--dry-run, or leave it out")),
+    **dict.fromkeys(
+        ("resume", "save_every", "async_save"), ("checkpoint", "--checkpoint with the checkpoints' folder")
+    ),
+    **dict.fromkeys(("lora_alpha", "lora_targets", "keep_adapters"), ("lora", "--lora with a rank")),
+    "eval_every": ("eval_data", "--eval-data with a dataset"),
+}
+"""Options that mean nothing without another one: the other, and what to add."""
+
+
 class TrainConfig(BaseModel):
     """One run of ``preshard.train``. Each field is the option of the same name."""
 
@@ -160,10 +171,10 @@ class TrainConfig(BaseModel):
     pack: int | None = Field(None, ge=0, description="With --dry-run: the pack; by default the one with most patches.")
 
     @model_validator(mode="after")
-    def _dry_run_is_asked_for(self) -> Self:
-        for name in ("world", "pack", "cp_rank"):
-            if getattr(self, name) and not self.dry_run:
-                raise ValueError(f"{option(name)} is given without --dry-run; add --dry-run, or leave it out")
+    def _options_that_others_need_are_given(self) -> Self:
+        for name, (needed, remedy) in NEEDS.items():
+            if getattr(self, name) and not getattr(self, needed):
+                raise ValueError(f"{option(name)} is given without {option(needed)}; add {remedy}")
         if self.cp_rank is not None and self.cp_rank >= self.cp_size:
             raise ValueError(
                 f"--cp-rank is {self.cp_rank}; --ring {self.ring} x --ulysses {self.ulysses} ranks share a pack: take "
@@ -172,24 +183,10 @@ class TrainConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _checkpoint_options_have_a_folder(self) -> Self:
-        for name in ("resume", "save_every", "async_save"):
-            if getattr(self, name) and self.checkpoint is None:
-                raise ValueError(
-                    f"{option(name)} is given without --checkpoint; add --checkpoint with the checkpoints' folder"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _adapters_alone_train(self) -> Self:
-        if self.lora is None:
-            for name in ("lora_alpha", "lora_targets", "keep_adapters"):
-                if getattr(self, name):
-                    raise ValueError(f"{option(name)} is given without --lora; add --lora with a rank")
-            return self
-        if self.freeze:
+        if self.lora and self.freeze:
             raise ValueError("--freeze is given with --lora, which freezes the whole model: leave it out")
-        if self.from_scratch:
+        if self.lora and self.from_scratch:
             raise ValueError(
                 "--lora is given with --from-scratch: adapters need a trained model, leave one of them out"
             )
@@ -201,12 +198,6 @@ class TrainConfig(BaseModel):
             raise ValueError("--beta is given without --loss dpo; add it, or leave --beta out")
         if self.dry_run and self.loss == "dpo":
             raise ValueError("--dry-run is given with --loss dpo, which it does not count yet; leave one of them out")
-        return self
-
-    @model_validator(mode="after")
-    def _evaluation_has_data(self) -> Self:
-        if self.eval_every and self.eval_data is None:
-            raise ValueError("--eval-every is given without --eval-data; add --eval-data with a dataset")
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
 from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.distributed.sharding import shard_model
 from preshard.trainer.export import export_model
 from preshard.trainer.metrics import StepFigures, StepWork, imbalance, profiled
 from preshard.trainer.models import PackedModel
@@ -26,9 +26,8 @@ from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import inputs_wait, save_memory, state_on_host
-from preshard.trainer.models.packed import shard_model
 from preshard.trainer.models.parts import end_backward_at_decoder
-from preshard.trainer.preference import BETA, Reference, find_reference, mean_rewards, preference_loss
+from preshard.trainer.preference import BETA, Reference, deal_packs, find_reference, mean_rewards, preference_loss
 from preshard.trainer.setup import Job, open_whole
 from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
 
@@ -260,8 +259,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The run's loss over every pack of another dataset, and rewards if it is of preferences. All ranks call this.
 
-    Every pack counts once, however many are taken at a time: where the last round has fewer packs than data-parallel
-    ranks, those without one repeat an earlier pack and do not count it, as all must run the same collectives.
+    Every pack counts once, however many are taken at a time.
 
     Args:
         model: stays as it is.
@@ -277,7 +275,7 @@ def evaluate(
     local = LocalTotals.zero(device)
     model.eval()
     with torch.no_grad():
-        for batch, counts in _rounds(dataset, mesh):
+        for batch, counts in deal_packs(dataset, mesh):
             _, share = _measure(model, batch, mesh.cp, config, reference)
             if counts:
                 local.add(batch, *share)
@@ -288,13 +286,3 @@ def evaluate(
     if reference is not None:
         return {"eval_loss": loss / weight, "eval_rewards": mean_rewards(rewards, weight)}
     return {"eval_loss": loss / weight if weight > 0 else None}
-
-
-def _rounds(dataset: PackedDataset, mesh: Mesh) -> Iterator[tuple[RankBatch, bool]]:
-    """This rank's packs of each round, and whether they count here."""
-    dataset.set_epoch(0)
-    rounds = -(-dataset.n_packs // mesh.dp_size)
-    mine = ((batch, True) for batch in dataset.steps(mesh.dp_rank, mesh.dp_size))
-    first = ((batch, False) for batch in dataset.steps(0, dataset.n_packs))
-    yield from islice(chain(mine, first), rounds)
-    dataset.set_epoch(0)

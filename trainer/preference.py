@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,17 @@ def preference_loss(
     return -logsigmoid(margins).sum(), of_pairs.sum(1)
 
 
+def deal_packs(dataset: PackedDataset, mesh: Mesh) -> Iterator[tuple[RankBatch, bool]]:
+    """This rank's packs of a dataset that is opened with ``dp_size`` 1, and whether they count here.
+
+    Where the last round has fewer packs than data-parallel ranks, those without one take the last pack again and do not
+    count it, as all must run the same collectives.
+    """
+    for first in range(0, dataset.n_packs, mesh.dp_size):
+        number = first + mesh.dp_rank
+        yield dataset.read_step(0, min(number, dataset.n_packs - 1)), number < dataset.n_packs
+
+
 def mean_rewards(sums: Sequence[float], pairs: float) -> dict[str, float]:
     """Sums of :data:`REWARDS` as means, by their names."""
     return {name: total / pairs for name, total in zip(REWARDS, sums, strict=True)}
@@ -94,10 +105,7 @@ def find_reference(model: PackedModel, datasets: list[PackedDataset], mesh: Mesh
     model.eval()
     with torch.no_grad():
         for number, dataset in enumerate(datasets):
-            dataset.set_epoch(0)
-            # where the last round has fewer packs than ranks, some take one again: all run the same collectives
-            for first in range(0, dataset.n_packs, mesh.dp_size):
-                batch = dataset.read_step(0, min(first + mesh.dp_rank, dataset.n_packs - 1))
+            for batch, _ in deal_packs(dataset, mesh):
                 log_probs = answer_log_probs(model(batch, cp, per_token=True, **exchanges), batch, cp)
                 found[number, batch.pack_id] = log_probs.cpu()
     model.train()

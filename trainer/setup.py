@@ -94,7 +94,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
             f"a step takes --accumulate {config.accumulate} packs on each of {dp_size} data-parallel ranks; "
             f"{' + '.join(config.data)} has only {dataset.n_packs} packs: lower --accumulate, or start fewer processes"
         )
-    evaluation = _evaluation(config, cp_rank)
+    evaluation = None if config.eval_data is None else open_whole(config, config.eval_data, cp_rank)
     if config.tensorboard is not None and find_spec("tensorboard") is None:
         raise ConfigError(
             f"--tensorboard is {config.tensorboard}, and the package tensorboard is not installed: "
@@ -134,11 +134,6 @@ def make_mesh(config: TrainConfig, world_size: int, device_type: str) -> Mesh:
         ulysses_degree=config.ulysses,
         cp_fsdp=config.cp_fsdp,
     )
-
-
-def _evaluation(config: TrainConfig, cp_rank: int) -> PackedDataset | None:
-    """The second dataset."""
-    return None if config.eval_data is None else open_whole(config, config.eval_data, cp_rank)
 
 
 def open_whole(config: TrainConfig, path: str, cp_rank: int) -> PackedDataset:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Error
+from scripts import load_script
 
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.schemas.errors import REJECT_CODES
@@ -33,11 +33,7 @@ nor pages of code: none of these gives a warning, and each takes its time."""
 
 def test_the_tables_of_keys_and_options_are_made_from_the_configurations() -> None:
     """Fails when a key, an option, a default or a meaning changes and `python docs/configuration.py` was not run."""
-    spec = importlib.util.spec_from_file_location("configuration", ROOT / "docs" / "configuration.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_script(ROOT / "docs" / "configuration.py")
     texts = {path.name: (path.read_text(encoding="utf-8"), table()) for path, table in module.PAGES.items()}
     assert [name for name, (text, table) in texts.items() if module.page(text, table) != text] == []
     assert "| `video.fps` | 2.0 |" in texts["packing.md"][0]

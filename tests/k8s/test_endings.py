@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from types import ModuleType
 import pytest
 from confined import WRITABLE, confined
 from manifests import K8S, Object, arguments, of_kind, pods
+from scripts import load_script
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 SCRIPT = K8S / "components" / "pack" / "pack.sh"
@@ -59,12 +59,7 @@ def test_packing_is_tried_again_only_after_an_outage(
 
 @pytest.fixture(scope="module")
 def launch() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("launch", K8S / "images" / "launch.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(K8S / "images" / "launch.py")
 
 
 def failure(tmp_path: Path, exitcode: int, after: int) -> ProcessFailure:

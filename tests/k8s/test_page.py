@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from commands import parse
 from manifests import OVERLAYS, REPOSITORY, Object, of_kind, pods
 from operators import PUBLISHED, our_definitions
 from references import SECRETS
+from scripts import load_script
 from torch.distributed.run import get_args_parser
 
 from preshard.trainer.config import TrainConfig
@@ -26,12 +26,7 @@ Rendered = Callable[[str], list[Object]]
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("page", Path(__file__).parents[1] / "cluster" / "page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(Path(__file__).parents[1] / "cluster" / "page.py")
 
 
 def test_images_are_built_as_the_dockerfiles_say(page: ModuleType) -> None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 from typing import Any
 
 import hypothesis  # noqa: F401 (what the files of tests import)
@@ -44,15 +45,21 @@ TIMEOUT = timedelta(seconds=600)
 """For a machine that is busy with other tests; a rank that fails says so at once."""
 
 
+sys.path.append(str(Path(__file__).parent))  # what files of tests import
+
+
 @cache
 def load(path: str) -> Any:
-    """The module of a test file or conftest."""
+    """The module of a test file or conftest, which may import its neighbours."""
     name = f"worker_{abs(hash(path))}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    neighbours = str(Path(path).parent)
+    sys.path.insert(0, neighbours)
     spec.loader.exec_module(module)
+    sys.path.remove(neighbours)
     return module
 
 

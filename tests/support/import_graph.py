@@ -24,7 +24,10 @@ COMMANDS = {
         "preshard.packer_service.runtime.ray",
     ],
     "pack": ["preshard.packer_service.http", "preshard.packer_service.demo"],
-    "train": [HUB, "preshard.trainer.integrations.energon", "preshard.trainer.integrations.torchtitan"],
+    "train": [
+        HUB,
+        *(f"preshard.trainer.integrations.{name}" for name in ("energon", "torchtitan", "torchtitan_model")),
+    ],
 }
 """What the command line imports for commands of other extras, and what only other trainers' users import."""
 

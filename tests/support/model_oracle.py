@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
 from transformers_alone import (
     MASK_LIMIT,
@@ -34,8 +35,8 @@ from preshard.packer_service.packs.rendered import grid_positions, groups_of_uni
 from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask, drop_groups
-from preshard.trainer.families.family import model_inputs
-from preshard.trainer.families.pictures import InputUnit
+from preshard.trainer.families.family import normalise, picture_levels
+from preshard.trainer.families.pictures import InputUnit, Settings
 
 NOT_PIXELS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "second_per_grid_ts", "num_crops")
 
@@ -237,6 +238,12 @@ class Oracle:
                 )
             assert isinstance(own.shape, ImageSize) == (medium.kind == "image")
         return model_inputs(self.family.settings, units)
+
+
+def model_inputs(settings: Settings, units: Sequence[InputUnit]) -> dict[str, np.ndarray]:
+    """Our vision inputs of some units, in the model's own names."""
+    levels = {name: torch.from_numpy(array) for name, array in picture_levels(settings, units).items()}
+    return {name: tensor.numpy() for name, tensor in normalise(settings, levels).items()}
 
 
 def _opened(medium: Medium) -> Any:

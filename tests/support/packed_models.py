@@ -14,6 +14,7 @@ from typing import Any
 import av
 import numpy as np
 import torch
+from model_oracle import model_inputs
 from packed_ranks import Answer, experts_in_float64
 from PIL import Image
 from torch import Tensor
@@ -24,7 +25,7 @@ from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.families.family import has_transformers, model_inputs
+from preshard.trainer.families.family import has_transformers
 from preshard.trainer.families.pictures import InputUnit
 from preshard.trainer.models import load_model
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
+from planted_faults import planted
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from preshard.trainer.attention.listed import TileLister
+from preshard.trainer.config import make_config
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.distributed.mesh import CpFsdp, Mesh, build_mesh
+from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.loop import run
+from preshard.trainer.metrics import StepFigures
 from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import save_memory
-from preshard.trainer.models.packed import shard_model
+from preshard.trainer.models.parts import Parts, end_backward_at_decoder
+from preshard.trainer.setup import prepare
 
-sys.path.insert(0, str(Path(__file__).parent))  # ranks load this file alone
-
-from planted_faults import planted
+NO_PARTS = Parts()
 
 Case = Mapping[str, Any]
 """``kind`` and ``layout``; optionally ``fault``, the name of a mistake to make on the last rank; ``overlap``, of the
@@ -47,12 +53,83 @@ def train_on_packs(
 ) -> list[Answer]:
     """Loss and gradient of all packs, for each case. Runs on each rank of a pool."""
     if cp_fsdp != "all":
-        mesh = _mesh_of(tuple(mesh.world.mesh.shape), cp_fsdp)
+        mesh = mesh_of(tuple(mesh.world.mesh.shape), cp_fsdp)
     model = experts_in_float64(load_model(f"{folder}/model", dtype=getattr(torch, dtype)))
     save_memory(model, **(saving or {}))
     packed = PackedModel(model)
     shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
     return [_train(mesh, packed, f"{folder}/dataset", case) for case in cases]
+
+
+def load_on_a_rank(
+    mesh: Mesh,
+    folder: str,
+    *,
+    weights: Weights = "folder",
+    dtype: torch.dtype = torch.float64,
+    parts: Parts = NO_PARTS,
+    saving: Mapping[str, Any] | None = None,
+) -> PackedModel:
+    """A model folder's model, of which each rank loads its part. Runs on each rank of a pool."""
+
+    def shard(model: nn.Module) -> PackedModel:
+        applied = parts.apply(model)
+        save_memory(model, **(saving or {}))
+        packed = PackedModel(applied)
+        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
+        end_backward_at_decoder(applied)
+        return packed
+
+    return load_sharded(folder, shard, weights=weights, seed=3, dtype=dtype)
+
+
+@contextmanager
+def counting_weights() -> Iterator[list[int]]:
+    """The bytes that ``transformers`` takes out of files of weights, each time that it does."""
+    from transformers import modeling_utils
+
+    taken: list[int] = []
+
+    class Counted:
+        """A file, or a tensor of it; else what it stands for."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def get_slice(self, name: str) -> Counted:
+            return Counted(self._inner.get_slice(name))
+
+        def __getitem__(self, index: Any) -> Any:
+            found = self._inner[index]
+            taken.append(found.nbytes)
+            return found
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def __enter__(self) -> Counted:
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            self._inner.__exit__(*args)
+
+    opened = modeling_utils.safe_open
+    with patch.object(modeling_utils, "safe_open", lambda *given, **named: Counted(opened(*given, **named))):
+        yield taken
+
+
+def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
+    """The steps of a run, as this rank of a pool reports them.
+
+    What stays on the host of a GPU is refused on a CPU, so it is asked for late.
+    """
+    given = dict(options)
+    away = {"offload": given.pop("offload", "none")}
+    job = prepare(make_config(given), rank=dist.get_rank(), world_size=dist.get_world_size())
+    job = replace(job, config=job.config.model_copy(update=away))
+    figures: list[StepFigures] = []
+    run(job, mesh, torch.device("cpu"), figures.append)
+    return figures
 
 
 def experts_in_float64(model: Any) -> Any:
@@ -63,7 +140,7 @@ def experts_in_float64(model: Any) -> Any:
 
 
 @cache
-def _mesh_of(degrees: tuple[int, ...], cp_fsdp: CpFsdp) -> Mesh:
+def mesh_of(degrees: tuple[int, ...], cp_fsdp: CpFsdp) -> Mesh:
     """The pool's mesh, whose parameters are sharded over other axes."""
     dp_replicate, dp_shard, ring, ulysses = degrees
     return build_mesh(
@@ -110,7 +187,7 @@ def _train(mesh: Mesh, packed: PackedModel, dataset: str, case: Case) -> Answer:
     gradient = flat_gradient(packed)
     return {
         "loss": total,
-        "gradient": gradient if torch.distributed.get_rank() == 0 else None,
+        "gradient": gradient if dist.get_rank() == 0 else None,
         "packs": [batch.pack_id for batch in read],
         "units": [len(batch.units) for batch in read],
         "faults": faults,

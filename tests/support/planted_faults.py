@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -87,11 +87,15 @@ def _late_deep_features(batch: RankBatch, family: ModelFamily) -> Made | None:
     if not (batch.pool_ids >= 0).any():
         return None
 
-    def layers(features: Tensor, width: int) -> list[Tensor]:
-        first, *deep = family.layers(features, width)
-        return [first, torch.zeros_like(first), *deep]
+    return batch, _LateFamily(**{each.name: getattr(family, each.name) for each in fields(family)})
 
-    return batch, replace(family, layers=layers)
+
+@dataclass(frozen=True, kw_only=True)
+class _LateFamily(ModelFamily):
+    def embedded(self, embeddings: Tensor, features: Tensor, slots: Tensor) -> dict[str, Any]:
+        given = super().embedded(embeddings, features, slots)
+        deep = given["deepstack_visual_embeds"]
+        return {**given, "deepstack_visual_embeds": [torch.zeros_like(deep[0]), *deep]}
 
 
 FAULTS: dict[str, Fault] = {

@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 
 from preshard.packer_service.config import load_config
@@ -23,6 +25,9 @@ from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
+
+# This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
+sys.modules.setdefault("torchvision._meta_registrations", ModuleType("torchvision._meta_registrations"))
 
 SETTINGS = [
     "seq_len=2048",
@@ -78,15 +83,31 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """This process as a job of one."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
     """Images, text and annotations in 10 packs. Read only."""
     folder = tmp_path_factory.mktemp("reader")
+    return _pack_noise(folder, [(8, 5 + i) for i in range(37)], _rows(), SETTINGS, progress)
+
+
+def _pack_noise(
+    folder: Path, sizes: list[tuple[int, int]], rows: list[dict[str, Any]], settings: list[str], progress: Any
+) -> Path:
+    """A dataset of rows that show pictures of noise, each by its number."""
     noise = np.random.default_rng(0)
-    for i in range(37):
-        Image.fromarray(noise.integers(0, 255, (8, 5 + i, 3), np.uint8)).save(folder / f"{i}.png")
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, _rows())), encoding="utf-8")
-    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), load_config(None, SETTINGS), PlainExecutor(), progress)
+    for number, size in enumerate(sizes):
+        Image.fromarray(noise.integers(0, 255, (*size, 3), np.uint8)).save(folder / f"{number}.png")
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    config = load_config(None, settings)
+    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
     return folder / "dataset"
 
 
@@ -100,14 +121,9 @@ def copied(packed: Path, tmp_path: Path) -> Path:
 def packed_in_tiles(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
     """Stills of several crops each, as PNG, so that a unit is more than one crop. Read only."""
     folder = tmp_path_factory.mktemp("tiles")
-    noise = np.random.default_rng(1)
-    for i in range(7):
-        Image.fromarray(noise.integers(0, 255, (60 + 20 * i, 170, 3), np.uint8)).save(folder / f"{i}.png")
     rows = [{"id": f"tiles-{i}", "messages": _question(1 + i % 2, "?", first=i)} for i in range(4)]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    config = load_config(None, [*SETTINGS, "image_format=png", "vision.max_crops=4"])
-    pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
-    return folder / "dataset"
+    settings = [*SETTINGS, "image_format=png", "vision.max_crops=4"]
+    return _pack_noise(folder, [(60 + 20 * i, 170) for i in range(7)], rows, settings, progress)
 
 
 @pytest.fixture(scope="session")
@@ -120,12 +136,6 @@ def whole(packed: Path) -> list[WholeSample]:
 def whole_in_tiles(packed_in_tiles: Path) -> list[WholeSample]:
     """Every sample of ``packed_in_tiles``, by pack_id."""
     return _read_whole(packed_in_tiles)
-
-
-@pytest.fixture(scope="session")
-def tiny_whole(tiny_dataset: Path) -> list[WholeSample]:
-    """Every sample of ``tiny_dataset``, by pack_id."""
-    return _read_whole(tiny_dataset)
 
 
 def _read_whole(dataset: Path) -> list[WholeSample]:

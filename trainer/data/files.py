@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from preshard.schemas.config import stored_config
 from preshard.schemas.dataset.manifest_parts import read_manifest_head
 from preshard.schemas.errors import (
     ConfigError,
+    FormatError,
     ManifestInvalid,
     ManifestMissing,
     ReaderError,
@@ -53,9 +53,7 @@ class DatasetFiles:
         self._filesystem, self._root = (filesystem, self.location) if filesystem else self._located()
         self._open: OrderedDict[str, pa.NativeFile] = OrderedDict()
         self.bytes_read = 0
-        with self._open_file(
-            MANIFEST, lambda where: ManifestMissing(where, "is missing: not a dataset, or packing has not finished")
-        ) as file:
+        with self._open_file(MANIFEST, ManifestMissing, ": not a dataset, or packing has not finished") as file:
             self.manifest: ManifestHead = read_manifest_head(file, MANIFEST)
 
     def _located(self) -> tuple[fs.FileSystem, str]:
@@ -103,7 +101,7 @@ class DatasetFiles:
         Raises:
             TableMissing: it is missing.
         """
-        return self._open_file(PACKS_TABLE, lambda where: TableMissing(where, "is missing"))
+        return self._open_file(PACKS_TABLE, TableMissing)
 
     def read_range(self, shard: str, offset: int, size: int) -> bytes:
         """Exactly ``size`` bytes of a shard from ``offset``, in one request.
@@ -132,15 +130,14 @@ class DatasetFiles:
             return self._open[shard]
         while len(self._open) >= OPEN_SHARDS:
             self._open.popitem(last=False)[1].close()
-        name = f"{SHARDS}/{shard}"
-        self._open[shard] = self._open_file(name, lambda where: ShardMissing(where, "is missing"))
+        self._open[shard] = self._open_file(f"{SHARDS}/{shard}", ShardMissing)
         return self._open[shard]
 
-    def _open_file(self, name: str, missing: Callable[[str], Exception]) -> pa.NativeFile:
+    def _open_file(self, name: str, missing: type[FormatError], why: str = "") -> pa.NativeFile:
         try:
             return self._filesystem.open_input_file(f"{self._root.rstrip('/')}/{name}")
         except (FileNotFoundError, NotADirectoryError):
-            raise missing(f"{self.location.rstrip('/')}/{name}") from None
+            raise missing(f"{self.location.rstrip('/')}/{name}", f"is missing{why}") from None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}

@@ -25,14 +25,11 @@ from preshard.schemas.tables import PACKS, row_group_edges
 
 PACKS_TABLE = "packs.parquet"
 
-
 RECORD = np.dtype([("offset", "<i8"), ("size", "<i8"), ("header_size", "<u4"), ("head_crc32c", "<u4")])
 """What cannot be told from a pack's number: its key and its shard's name can."""
 
-
 Records = Shaped[np.ndarray, "packs"]
 """An array of :data:`RECORD`, by ``pack_id``."""
-
 
 WHOLE_TABLE = 8 * 2**20
 """Largest ``packs.parquet`` in bytes that every process holds for itself: some 140,000 packs, in 4 MB."""
@@ -116,7 +113,6 @@ class PackIndex:
 
 REVISION = 1
 """Of the file's own form, which its name has: a version that writes another form must not read this one."""
-
 
 FILLED = b"\1"
 
@@ -230,8 +226,7 @@ class PackTable:
         self._opened = opened
         self._file: pq.ParquetFile | None = None
         with _as_table():
-            metadata = self._parquet().metadata
-            schema = self._parquet().schema_arrow
+            metadata, schema = self._parquet().metadata, self._parquet().schema_arrow
         if not schema.equals(PACKS):
             raise TableInvalid(PACKS_TABLE, f"has the columns {schema.names}, not {PACKS.names} with their types")
         self.edges: list[int] = row_group_edges(metadata).tolist()

@@ -35,19 +35,15 @@ from preshard.trainer.data.split import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pixels:
-    """Decoded crops, one after the other in a single buffer, as they need not be of one size."""
-
-    buffer: UInt8[np.ndarray, "bytes"]
-    sizes: Int64[np.ndarray, "crops 2"]
-    """Height and width of each."""
-
-
-def read_crops(files: DatasetFiles, place: PackPlace, head: SampleHead, crops: range, *, image_format: str) -> Pixels:
+def read_crops(
+    files: DatasetFiles, place: PackPlace, head: SampleHead, crops: range, *, image_format: str
+) -> tuple[UInt8[np.ndarray, "bytes"], Int64[np.ndarray, "crops 2"]]:
     """Reads and decodes consecutive crops of a sample by one request, or by none if there is no crop.
 
     The range of bytes goes from the first crop's tar header to the last crop's last byte.
+
+    Returns:
+        The crops one after the other in a single buffer, as they need not be of one size; height and width of each.
 
     Raises:
         ImagesInvalid: a crop does not lie where the head says, or does not decode to RGB of its size.
@@ -57,7 +53,7 @@ def read_crops(files: DatasetFiles, place: PackPlace, head: SampleHead, crops: r
     ends = np.cumsum(3 * sizes.prod(axis=1))
     buffer = np.empty(int(ends[-1]) if len(crops) else 0, np.uint8)
     if not crops:
-        return Pixels(buffer=buffer, sizes=sizes)
+        return buffer, sizes
     first, last = head.images[crops[0]], head.images[crops[-1]]
     size = last.offset + TAR_BLOCK + last.size - first.offset
     begin = place.header_size + first.offset
@@ -68,7 +64,7 @@ def read_crops(files: DatasetFiles, place: PackPlace, head: SampleHead, crops: r
         content, where = _content(data, first.offset, place, head.images[crop], crop, image_format)
         height, width = sizes[i].tolist()
         buffer[ends[i] - 3 * height * width : ends[i]] = _decode(content, height, width, where).reshape(-1)
-    return Pixels(buffer=buffer, sizes=sizes)
+    return buffer, sizes
 
 
 def _content(
@@ -145,7 +141,7 @@ class PackReader:
         header = read_header(self.files, place, self.config, manifest.axes)
         layout = token_layout(header, self.split, self.config, place.where)
         edges = crop_edges(header.head, self.split, place.where, shares_crops=manifest.shares_crops)
-        crops = read_crops(
+        pixels, picture_sizes = read_crops(
             self.files,
             place,
             header.head,
@@ -170,8 +166,8 @@ class PackReader:
             branch_ids=torch.from_numpy(header.sequence.branch_ids),
             group_ids=torch.from_numpy(header.sequence.group_ids),
             layout=layout,
-            pixels=torch.from_numpy(crops.buffer),
-            picture_sizes=torch.from_numpy(crops.sizes),
+            pixels=torch.from_numpy(pixels),
+            picture_sizes=torch.from_numpy(picture_sizes),
             crop_side=self.config.vision.image_size if manifest.model is None else None,
             documents=tuple(header.head.documents),
             units=units,

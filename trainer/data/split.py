@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,14 +86,26 @@ def plan_split(config: PackConfig, *, layout: str, ring_degree: int, ulysses_deg
             f"ulysses_degree * ring_degree is {cp_size}, which does not divide the dataset's seq_len {config.seq_len}; "
             f"it was packed for {_listed(config.cp_sizes)}: take one of these, or another divisor"
         )
+    advice = []
+    if not layout_stored:
+        balanced = [scheme for scheme in config.layouts if scheme in BLOCK_SCHEMES] or BLOCK_SCHEMES
+        advice.append(
+            f"{layout_name(layout, ring_degree)} is not stored, so it is derived for every pack; packing with "
+            f"{ring_degree} among ring_degrees would add {' and '.join(balanced)}, whose slowest rank computes less"
+        )
     edges_stored = cp_size in config.cp_sizes
+    if not edges_stored:
+        advice.append(
+            f"image boundaries of cp_size {cp_size} are not stored, so they are derived for every pack; packing with "
+            f"{cp_size} among cp_sizes would spare that and show their balance in the report"
+        )
     return Split(
         scheme=layout,
         ring_degree=ring_degree,
         cp_size=cp_size,
         layout_stored=layout_stored,
         edges_stored=edges_stored,
-        advice="; ".join(_advice(config, layout, ring_degree, cp_size, layout_stored, edges_stored)),
+        advice="; ".join(advice),
     )
 
 
@@ -121,25 +133,7 @@ def _check_derivable(config: PackConfig, layout: str, ring_degree: int) -> None:
         )
 
 
-def _advice(
-    config: PackConfig, layout: str, ring_degree: int, cp_size: int, layout_stored: bool, edges_stored: bool
-) -> list[str]:
-    found = []
-    if not layout_stored:
-        balanced = [scheme for scheme in config.layouts if scheme in BLOCK_SCHEMES] or BLOCK_SCHEMES
-        found.append(
-            f"{layout_name(layout, ring_degree)} is not stored, so it is derived for every pack; packing with "
-            f"{ring_degree} among ring_degrees would add {' and '.join(balanced)}, whose slowest rank computes less"
-        )
-    if not edges_stored:
-        found.append(
-            f"image boundaries of cp_size {cp_size} are not stored, so they are derived for every pack; packing with "
-            f"{cp_size} among cp_sizes would spare that and show their balance in the report"
-        )
-    return found
-
-
-def _listed(values: Sequence[object]) -> str:
+def _listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
@@ -189,17 +183,16 @@ def room_edges(head: SampleHead, seq_len: int, where: str) -> Int32[np.ndarray, 
 
 
 def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
-    degree = split.ring_degree
     try:
-        runs = define_runs(split.scheme, room_edges(header.head, config.seq_len, where), degree)
+        runs = define_runs(split.scheme, room_edges(header.head, config.seq_len, where), split.ring_degree)
     except LayoutError as error:
         raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents give no layout {split.layout}: {error}") from None
     return TokenLayout(
         scheme=split.scheme,
-        ring_degree=degree,
+        ring_degree=split.ring_degree,
         block_size=config.block_size,
         runs=runs,
-        needs=needed_blocks(header.sequence.mask, runs, degree, config.block_size),
+        needs=needed_blocks(header.sequence.mask, runs, split.ring_degree, config.block_size),
     )
 
 
@@ -265,12 +258,7 @@ def crop_edges(head: SampleHead, split: Split, where: str, *, shares_crops: bool
     return CropEdges(crops=at_crops, pooled=at_rows, of_units=crops)
 
 
-def _stored_edges(
-    head: SampleHead,
-    cp_size: int,
-    parts: UnitParts,
-    where: str,
-) -> Int64[np.ndarray, "ranks_plus_1"]:
+def _stored_edges(head: SampleHead, cp_size: int, parts: UnitParts, where: str) -> Int64[np.ndarray, "ranks_plus_1"]:
     """Edges from the head's boundaries.
 
     Features are gathered in rank order, so boundaries in any other order would silently put them on the wrong tokens.
@@ -278,10 +266,9 @@ def _stored_edges(
     """
     stored = head.image_shard_boundaries.get(str(cp_size))
     if stored is None:
-        sizes = ", ".join(head.image_shard_boundaries)
+        sizes = _listed(head.image_shard_boundaries)
         raise BoundariesInvalid(where, f"image_shard_boundaries has no cp_size {cp_size}; it has {sizes}")
-    ranks = [stored.get(str(rank)) for rank in range(cp_size)]
-    starts = [rank["start_image_idx"] for rank in ranks if rank is not None]
+    starts = [stored[str(rank)]["start_image_idx"] for rank in range(cp_size) if str(rank) in stored]
     upto = np.concatenate([[0], parts.crops])
     edges = np.searchsorted(upto, [*starts, upto[-1]])
     if (

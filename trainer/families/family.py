@@ -34,11 +34,6 @@ Slots = Int64[Tensor, "rows"]
 Tokens = Int64[Tensor, "local"]
 
 
-def by_layer(features: Features, width: int) -> list[Float[Tensor, "rows hidden"]]:
-    """The vectors of each row: those for the embeddings, then those for the first layers of the language model."""
-    return list(features.split(width, dim=1))
-
-
 def _nothing_more(core: Any, tokens: Tokens, slots: Slots) -> dict[str, Any]:  # noqa: ARG001
     return {}
 
@@ -64,7 +59,6 @@ class ModelFamily:
             sharded, each call is a collective, and ranks hold different kinds. Features are where the model is.
         stand_in: the smallest inputs that the encoder takes, for a rank that holds no unit.
         fill: embeddings of the local tokens with rows in the slots that they fill.
-        layers: which part of the features is for which layer.
         from_tokens: further arguments of the language model's call, which it would make of token ids.
         side_by_side: whether the encoder takes images of any sizes as one row of patches
             (:func:`preshard.trainer.models.interface.encoder_attention`).
@@ -76,7 +70,6 @@ class ModelFamily:
     encode: Callable[[Any, Inputs], Features]
     stand_in: Callable[[Any], dict[str, Tensor]]
     fill: Callable[[Hidden, Slots, Features], Hidden] = replace_rows
-    layers: Callable[[Features, int], list[Features]] = by_layer
     from_tokens: Callable[[Any, Tokens, Slots], dict[str, Any]] = _nothing_more
     side_by_side: bool = False
     unused: tuple[str, ...] = ()
@@ -92,7 +85,8 @@ class ModelFamily:
             features: of the rows that fill some of them.
             slots: the token that each row fills.
         """
-        first, *deep = self.layers(features.to(embeddings.dtype), embeddings.shape[-1])
+        # those for the embeddings, then those for the first layers of the language model
+        first, *deep = features.to(embeddings.dtype).split(embeddings.shape[-1], dim=1)
         given: dict[str, Any] = {"inputs_embeds": self.fill(embeddings, slots, first)[None]}
         if deep:
             # Layers take this as an index of what they add to. Of the sequences, the only one has all tokens.
@@ -148,7 +142,11 @@ def has_transformers(since: Version) -> bool:
 
 
 def picture_levels(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
-    """The vision inputs of some units in the model's own names, pixels still in levels; see :func:`model_inputs`.
+    """The vision inputs of some units in the model's own names, pixels still in levels. No units give no inputs.
+
+    Args:
+        settings: the family's, as the manifest has them.
+        units: the units of a rank, in order.
 
     Raises:
         ReaderError: the dataset was packed for no model, or for one that reads only text or that is not known.
@@ -164,22 +162,6 @@ def picture_levels(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
             f"{', '.join(INPUTS)}, or a newer version of preshard"
         )
     return load_family(INPUTS[name]).cut(settings, units)
-
-
-def model_inputs(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
-    """The vision inputs of some units in the model's own names, float32 and int64, as its processor gives them.
-
-    They are equal bit for bit if pictures are stored as PNG. No units give no inputs.
-
-    Args:
-        settings: the family's, as the manifest has them.
-        units: the units of a rank, in order.
-
-    Raises:
-        ReaderError: the dataset was packed for no model, or for one that reads only text or that is not known.
-    """
-    levels = {name: torch.from_numpy(array) for name, array in picture_levels(settings, units).items()}
-    return {name: tensor.numpy() for name, tensor in normalise(settings, levels).items()}
 
 
 def normalise(settings: Settings, levels: Levels) -> dict[str, Tensor]:

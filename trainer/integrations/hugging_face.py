@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.listed import TileLister
-from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import loading, prepare
@@ -41,15 +40,13 @@ class TakesPacks:
     Attributes:
         cp: this rank's place among the ranks of a pack.
         attention: the kind.
-        windows: see ``PackedModel.windows``.
-        groups: see ``PackedModel.groups``.
+        packed: what computes the loss.
         forward: what the model's ``forward`` calls.
     """
 
     cp: ContextParallel
     attention: str
-    windows: tuple[int | None, ...]
-    groups: Groups
+    packed: PackedModel
     forward: Callable[..., Any]
 
 
@@ -100,8 +97,7 @@ def take_packs(
         how: Any = {"attention": attention, "overlap": overlap, "head_stride": head_stride}
         return CausalLMOutput(loss=packed(batch, cp, **how) / weight)
 
-    takes = TakesPacks(cp=cp, attention=attention, windows=packed.windows, groups=packed.groups, forward=forward)
-    setattr(base, TAKES, takes)
+    setattr(base, TAKES, TakesPacks(cp=cp, attention=attention, packed=packed, forward=forward))
     base.forward = MethodType(forward, base)
     return model
 
@@ -185,8 +181,8 @@ class OnPacks:
             cp,
             exchange="needed",
             device_type=device.type,
-            windows=self._takes.windows,
-            groups=self._takes.groups,
+            windows=self._takes.packed.windows,
+            groups=self._takes.packed.groups,
         )
         return _StepLoader(
             _Steps(dataset, tiles),

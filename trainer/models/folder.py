@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import ManifestHead
+from preshard.schemas.manifest import ManifestHead, ModelEntry
 from preshard.schemas.model.families import language_model
 from preshard.schemas.model.followed import (
     check_followed,
@@ -121,22 +121,32 @@ def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
         ConfigError: they were packed for another kind of model, hold images of the generic way, ids that the model has
             no embedding for, or are longer than a window that its layers do not say.
     """
-    kind, sizes, packed_for = config.model_type, model_sizes(config), manifest.model
-    if packed_for is not None and packed_for.model_type != kind:
-        raise ConfigError(
-            f"the dataset was packed for a {packed_for.model_type} model and --model is {kind}: pack with "
-            "--set model=DIR of this model"
-        )
-    if packed_for is None and (family_of(config) is not None or manifest.counts.images):
-        raise ConfigError(
-            f"the dataset was packed for no model, so its images are not those of {kind}: pack with --set model=DIR"
-        )
+    check_packed_for(config, manifest.model, has_images=manifest.counts.images > 0)
+    sizes = model_sizes(config)
     if sizes.vocab_size < manifest.tokenizer.vocab_size:
         raise ConfigError(
             f"--model has an embedding of {sizes.vocab_size} rows; the dataset's tokenizer {manifest.tokenizer.name} "
             f"has ids below {manifest.tokenizer.vocab_size}: pack with --set model=DIR of this model"
         )
     check_window(hidden_window_of(config.to_dict()), seq_len, "--model")
+
+
+def check_packed_for(config: Any, packed_for: ModelEntry | None, *, has_images: bool) -> None:
+    """Checks that packs are for a kind of model.
+
+    Raises:
+        ConfigError: they are for another kind, or hold images of the generic way.
+    """
+    kind = config.model_type
+    if packed_for is not None and packed_for.model_type != kind:
+        raise ConfigError(
+            f"the dataset was packed for a {packed_for.model_type} model and the model is {kind}: pack with "
+            "--set model=DIR of this model"
+        )
+    if packed_for is None and (family_of(config) is not None or has_images):
+        raise ConfigError(
+            f"the dataset was packed for no model, so its images are not those of {kind}: pack with --set model=DIR"
+        )
 
 
 def has_weights(folder: str | Path) -> bool:

@@ -75,7 +75,8 @@ def load_sharded(
         weights: where they come from; with ``none`` parameters hold anything until a checkpoint is loaded.
         seed: of random weights.
         device: where parameters and buffers will lie.
-        on_host: parameters lie in the host's memory, as :func:`~preshard.trainer.models.packed.shard_model` was told.
+        on_host: parameters lie in the host's memory, as
+            :func:`~preshard.trainer.distributed.sharding.shard_model` was told.
 
     Raises:
         ConfigError: see :func:`load_model`; or there are adapters other than those of ``peft.LoraConfig``.
@@ -110,13 +111,13 @@ def make_room_on_host(model: nn.Module, device: torch.device | str) -> None:
             module._buffers[name] = torch.empty_like(buffer, device=device)
 
 
-def empty_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+def empty_model(folder: str | Path) -> nn.Module:
     """The model of a folder without weights, on the meta device: its parameters' names and shapes.
 
     Raises:
         ConfigError: see :func:`load_model`.
     """
-    model: nn.Module = _empty(register_attention(), read_model_config(folder), dtype)
+    model: nn.Module = _empty(register_attention(), read_model_config(folder), torch.float32)
     return model
 
 

@@ -4,8 +4,8 @@
 * What is left of a block until then, its input, waits in the host's memory or on a disk.
 * The MLPs of the language model take the tokens in tiles, so that their wide activations exist for one tile at a time.
 
-What a rank holds of parameters, gradients and AdamW's means is :func:`preshard.trainer.models.packed.shard_model`'s to
-keep on the host.
+What a rank holds of parameters, gradients and AdamW's means is
+:func:`preshard.trainer.distributed.sharding.shard_model`'s to keep on the host.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
@@ -24,7 +22,7 @@ from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
 from preshard.trainer.models.features import FeatureExchange, bind_features
-from preshard.trainer.models.folder import model_sizes
+from preshard.trainer.models.folder import check_packed_for, model_sizes
 from preshard.trainer.models.gated_delta import bind_states
 from preshard.trainer.models.interface import PACKED, block_paths, unwrap, without_autocast
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum, token_losses
@@ -137,7 +135,7 @@ class PackedModel(nn.Module):
             ConfigError: the kind of attention does not run on this mesh, the model's heads do not divide among its
                 ranks, or the batch is of another model, or of preferences, whose answers are not all to be learnt.
         """
-        self._check_batch(batch)
+        check_packed_for(self.config, batch.model, has_images=len(batch.pool_positions) > 0)
         if not per_token and any(batch.preferences):
             raise ConfigError(
                 f"pack {batch.pack_id} holds preferences, and rejected answers would be learnt like chosen ones: train "
@@ -201,19 +199,6 @@ class PackedModel(nn.Module):
             if per_token:
                 return token_losses(own, projection, batch.labels, **how)
             return loss_sum(own, projection, batch.labels, batch.loss_weights, **how)
-
-    def _check_batch(self, batch: RankBatch) -> None:
-        packed_for = None if batch.model is None else batch.model.model_type
-        if packed_for is not None and packed_for != self.config.model_type:
-            raise ConfigError(
-                f"the dataset was packed for a {packed_for} model and the model is {self.config.model_type}: pack with "
-                "--set model=DIR of this model"
-            )
-        if batch.model is None and (self.family is not None or int(batch.pool_edges[-1])):
-            raise ConfigError(
-                f"the dataset was packed for no model, so its images are not those of {self.config.model_type}: pack "
-                "with --set model=DIR"
-            )
 
     def _vision_inputs(self, batch: RankBatch) -> Inputs:
         """The inputs of this rank's encoder: pixels where the model is, all else on the CPU."""
@@ -282,42 +267,3 @@ def _end_paths(base: Any, within: nn.Module) -> tuple[str, ...]:
     if ends[0].weight is ends[1].weight:
         return ()
     return tuple(path for path, module in within.named_modules() if module in ends)
-
-
-def shard_model(
-    model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool, on_host: bool = False
-) -> None:
-    """Shards a model in place, each block by itself. A single rank takes the same path as many.
-
-    Every rank's loss is a sum over its own tokens, so the gradient of the whole is the sum over all ranks, those of a
-    context-parallel group and the data-parallel ones alike. FSDP would average; here nothing is divided until the
-    weights of all tokens are known (:mod:`preshard.trainer.step`). A plain sum is also the only reduction of gloo.
-
-    Args:
-        model: on the CPU, the same on all ranks; moves to the mesh's device.
-        blocks: its repeated parts, gathered one at a time; everything else stays gathered through the forward.
-        mesh: an axis over which parameters are sharded, alone or after one over which they are replicated, under any
-            names. Gradients are summed over both, each time in the same order.
-        bfloat16: compute in bfloat16. Parameters stay in the model's dtype, sums of gradients are float32.
-        on_host: keep this rank's part of parameters and gradients in the host's page-locked memory, where the optimiser
-            then has its state and takes its step; parts travel to the device as they are gathered. Give
-            ``load_sharded`` the same.
-    """
-    if mesh.ndim == 2 and mesh.size(0) == 1 and mesh.mesh_dim_names:
-        # FSDP would send each gradient to the one replica, and cut two axes for each parameter
-        mesh = mesh[mesh.mesh_dim_names[1]]
-    compute, reduce = (torch.bfloat16, torch.float32) if bfloat16 else (None, None)
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
-    keep = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if on_host else OffloadPolicy()
-    for module in (*blocks, model):
-        # the backward begins with the output projection
-        reshard = False if isinstance(module, nn.Linear) else None
-        sharded: Any = fully_shard(
-            module, mesh=mesh, mp_policy=policy, offload_policy=keep, reshard_after_forward=reshard
-        )
-        if isinstance(module, nn.Embedding):
-            sharded.set_unshard_in_backward(False)  # its gradient does not depend on its rows
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)

@@ -24,7 +24,7 @@ ALLOWED = {
     "schemas/model/families.py": "the list",
     "packer_service/ingest/families/qwen_sizes.py": "the sizes that several files of families take",
     "packer_service/demo/model.py": "the tiny model of text, which is of no family",
-    "trainer/integrations/torchtitan.py": "torchtitan's own models",
+    "trainer/integrations/torchtitan_model.py": "torchtitan's own models",
 }
 """Files besides a family's own that may name one, and why."""
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from simulated_workers import SimulatedWorkers
 from torch.utils.data import DataLoader
 
@@ -59,20 +58,12 @@ def test_epochs_follow_each_other_however_many_share_the_work(
     assert _seen(iter(SimulatedWorkers(PackStream(dataset), workers).give, None), 25) == expected
 
 
-@pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    """This process as a gloo world of its own, whose threads and sockets a forked worker would inherit."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_a_worker_process_gives_the_same_stream(packed: Path, process_group: None) -> None:
+def test_a_worker_process_gives_the_same_stream(packed: Path, alone: None) -> None:
     """Fails when a spawned worker cannot make its copy, batches come back changed, workers are forked beside a process
     group, or end when their job is asked to.
     """
     dataset = PackedDataset(packed, ulysses_degree=2, cp_rank=1, layout="zigzag", seed=3)
-    alone = list(itertools.islice(make_loader(dataset, workers=0, device="cpu"), 12))
+    here = list(itertools.islice(make_loader(dataset, workers=0, device="cpu"), 12))
     loader = make_loader(dataset, workers=1, device="cpu")  # several take turns in test_resume.py, as forks
     assert loader.multiprocessing_context.get_start_method() == "spawn"
     assert isinstance(loader.multiprocessing_context, type(multiprocessing.get_context("spawn")))
@@ -85,8 +76,8 @@ def test_a_worker_process_gives_the_same_stream(packed: Path, process_group: Non
     del stream
     worker.join(60)
     assert worker.exitcode == 0, "a worker that was still sending ends without an abort"
-    assert len({batch.state["epoch"] for batch in alone}) == 2, "an epoch ends on the way"
-    for ours, theirs in zip(alone, together, strict=True):
+    assert len({batch.state["epoch"] for batch in here}) == 2, "an epoch ends on the way"
+    for ours, theirs in zip(here, together, strict=True):
         assert (ours.state, ours.bytes_read, ours.step) == (theirs.state, theirs.bytes_read, theirs.step)
         assert ours.images.equal(theirs.images)
         assert ours.tokens.equal(theirs.tokens)

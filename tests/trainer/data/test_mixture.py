@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -19,22 +18,20 @@ import pytest
 from simulated_workers import SimulatedWorkers
 
 from preshard.schemas.errors import ReaderError
-from preshard.schemas.manifest import UNSEALED
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import PackStream, make_loader
 from preshard.trainer.data.mixture import FINEST, MixedDatasets, parse_weighted, turns, whole_shares
 from preshard.trainer.data.order import EpochOrder
+from tests.support.hostile_datasets import read_manifest, seal
 
 WEIGHTS = (0.5, 0.3, 0.2)
 
 
 def _edited(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     """Edits a manifest and seals it again."""
-    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest = read_manifest(folder)
     edit(manifest)
-    unsealed = json.dumps({**manifest, "sha256": UNSEALED}, separators=(",", ":")).encode()
-    sealed = unsealed.replace(UNSEALED.encode(), hashlib.sha256(unsealed).hexdigest().encode())
-    (folder / "manifest.json").write_bytes(sealed)
+    seal(folder, manifest)
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import stat
 from functools import partial
 from pathlib import Path
 
@@ -170,3 +171,15 @@ def test_places_are_whole_where_the_system_writes_a_part_at_a_time(
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:701], at))
     parts = PackIndex(shared(path), packs_per_shard=PER_SHARD)
     assert all(whole[pack_id] == parts[pack_id] for pack_id in (499, 0, 250, 103))
+
+
+def test_the_file_is_this_users_alone(tmp_path: Path) -> None:
+    """Fails when another user of the machine can see which packs a job reads, or say where they lie."""
+    write_table(tmp_path / "packs.parquet", group=50)
+    umask = os.umask(0)
+    try:
+        shared(tmp_path / "packs.parquet")
+    finally:
+        os.umask(umask)
+    [file] = tmp_path.glob("*.places-*")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

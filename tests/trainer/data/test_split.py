@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import pytest
 from preshard.packer_service.packs.pack import image_boundaries
 from preshard.schemas.boundaries import unit_parts
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import LayoutsInvalid
+from preshard.schemas.errors import LayoutsInvalid, PoolingInvalid
 from preshard.schemas.header import SampleHeader
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
+from preshard.schemas.sequence import PackedSequence
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.split import crop_edges, plan_split, read_header, token_layout
+from preshard.trainer.data.split import crop_edges, plan_split, pool_positions, read_header, token_layout
 
 DEGREES = (1, 2, 4, 8)
 
@@ -119,3 +120,29 @@ def test_every_planned_split_is_stored() -> None:
             continue
         split = plan_split(config, layout=scheme, ring_degree=ring, ulysses_degree=ulysses)
         assert (split.layout_stored, split.edges_stored, split.advice) == (True, True, "")
+
+
+def _sequence(pool_ids: list[int]) -> PackedSequence:
+    zeros = np.zeros(len(pool_ids), np.int32)
+    arrays = {f.name: zeros for f in fields(PackedSequence)}
+    return PackedSequence(**{**arrays, "pool_ids": np.array(pool_ids, np.int32)})
+
+
+def test_every_row_has_its_token(packed: Path, whole: list[Any]) -> None:
+    """Fails when rows and tokens are swapped, or a batch knows only the tokens of its own rows."""
+    for batch in PackedDataset(packed, ulysses_degree=2, ring_degree=2, cp_rank=2, layout="balanced_ring"):
+        pool_ids = whole[batch.pack_id].arrays["pool_ids"]
+        assert pool_ids[batch.pool_positions].tolist() == list(range(pool_ids.max() + 1))
+
+
+def test_rows_in_another_order_are_accepted() -> None:
+    """Fails when the reader demands ascending rows, which is a rule of the verifier on which reading does not rest."""
+    assert pool_positions(_sequence([-1, 2, -1, 0, 1]), 3, "here").tolist() == [3, 4, 1]
+    assert pool_positions(_sequence([-1, -1]), 0, "here").tolist() == []
+
+
+@pytest.mark.parametrize("pool_ids", [[0, 0, 1], [0, 2, -1], [0, -1, -1], [0, 1, 2], [-2, 0, 1]])
+def test_a_row_without_a_token_or_with_two_stops_the_reader(pool_ids: list[int]) -> None:
+    """Fails when ranks would wait for a feature that no rank sends, or send one that no rank takes."""
+    with pytest.raises(PoolingInvalid, match="each of 2 pooled rows once"):
+        pool_positions(_sequence(pool_ids), 2, "here")

@@ -18,7 +18,7 @@ from preshard.trainer.distributed.checkpoint import (
     load_checkpoint,
 )
 from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.models.packed import shard_model
+from preshard.trainer.distributed.sharding import shard_model
 
 
 def steps_after_a_save(mesh: Mesh, folder: str, learned: bool) -> tuple[set[float], set[float]]:

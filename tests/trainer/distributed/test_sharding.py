@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from preshard.trainer.distributed.checkpoint import Checkpoints, RunState, load_checkpoint
 from preshard.trainer.distributed.mesh import CpFsdp, Mesh, build_mesh, parameter_ranks
-from preshard.trainer.models.packed import shard_model
+from preshard.trainer.distributed.sharding import shard_model
 
 WAYS: tuple[CpFsdp, ...] = get_args(CpFsdp)
 WIDTH = 8

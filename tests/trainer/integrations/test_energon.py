@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from pages import programs_of
 
 from preshard.data import PackedDataset
 from preshard.packer_service.cli.run import cli
@@ -19,8 +19,7 @@ from preshard.schemas.errors import FormatError
 
 pytestmark = pytest.mark.process
 
-PAGE = (Path(__file__).parents[3] / "docs" / "integrations.md").read_text(encoding="utf-8")
-PROGRAM = re.search(r"```python\n([^`]*?megatron.energon.*?)```", PAGE, re.DOTALL)
+[PROGRAM] = programs_of("integrations", "Megatron Energon")
 
 
 def test_the_files_are_a_function_of_the_dataset_and_disturb_no_rule(copied: Path, progress: Any) -> None:
@@ -43,8 +42,7 @@ def loaded(copied: Path) -> Any:
     """The page's program, up to its loop, with the dataset's folder and any number of workers."""
     pytest.importorskip("megatron.energon", reason="needs megatron-energon, which wants another tzdata")
     assert CliRunner().invoke(cli, ["energon", str(copied)]).exit_code == 0
-    assert PROGRAM is not None
-    code = PROGRAM[1].partition("for sample in")[0].replace("my/dataset", str(copied))
+    code = PROGRAM.partition("for sample in")[0].replace("my/dataset", str(copied))
     assert "num_workers=2" in code
 
     def load(workers: int, **cooker: Any) -> Any:

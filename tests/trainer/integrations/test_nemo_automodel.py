@@ -5,7 +5,6 @@ It runs where nemo-automodel is installed: ``tests/matrix/run.py nemo-automodel-
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from pages import programs_of
 
 from preshard.schemas.errors import ConfigError
 
@@ -22,10 +22,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("nemo_automodel") is None, reason="needs nemo-automodel and its transformers"),
 ]
 
-PAGE = (Path(__file__).parents[3] / "docs" / "integrations.md").read_text(encoding="utf-8")
-[PROGRAM] = re.findall(
-    r"```python\n(.*?)```", PAGE.partition("## NeMo AutoModel\n")[2].partition("\n## ")[0], re.DOTALL
-)
+[PROGRAM] = programs_of("integrations", "NeMo AutoModel")
 LR = 1e-3
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -15,14 +14,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pages import programs_of
 from torch.utils.data import SequentialSampler
 
 pytestmark = pytest.mark.process
 
-PAGE = (Path(__file__).parents[3] / "docs" / "integrations.md").read_text(encoding="utf-8")
-FLATTENED, SWIFT, AXOLOTL = re.findall(
-    r"```python\n(.*?)```", PAGE.partition("## Trainers that tokenise themselves")[2], re.DOTALL
-)
+FLATTENED, SWIFT, AXOLOTL = programs_of("integrations", "Trainers that tokenise themselves")
 SEQ_LEN = 512
 
 

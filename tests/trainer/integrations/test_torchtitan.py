@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from pages import programs_of
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
@@ -30,8 +30,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("torchtitan") is None, reason="needs torchtitan, which wants a newer torch"),
 ]
 
-PAGE = (Path(__file__).parents[3] / "docs" / "integrations.md").read_text(encoding="utf-8")
-[PROGRAM] = re.findall(r"```python\n(.*?)```", PAGE.partition("## torchtitan\n")[2].partition("\n## ")[0], re.DOTALL)
+[PROGRAM] = programs_of("integrations", "torchtitan")
 LR, BETAS, DECAY = (4e-4, 8e-4, 8e-4), (0.9, 0.95), 0.1
 """What torchtitan's debug model trains with: two steps of warm-up."""
 

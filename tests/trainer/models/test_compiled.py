@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config
-import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
@@ -19,10 +18,10 @@ from torch.distributed.tensor import DTensor
 from preshard.trainer import loop
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh, build_mesh
+from preshard.trainer.distributed.sharding import shard_model
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.memory import save_memory
-from preshard.trainer.models.packed import shard_model
 from preshard.trainer.setup import prepare
 from preshard.trainer.train import cli
 
@@ -106,14 +105,6 @@ def test_graphs_are_those_of_the_first_pack(many_packs: Path) -> None:
         counts.append(graphs())
     assert counts == [counts[0]] * PACKS
     assert 0 < counts[0] <= 6
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """This process as a job of one."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

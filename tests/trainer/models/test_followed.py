@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scripts import load_script
 from transformers_alone import load_transformers
 
 from preshard.packer_service.ingest.families.folder import load_family
@@ -40,12 +39,7 @@ OTHERS = ["deepseek_v3", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "llama4_t
 
 @cache
 def followed() -> Any:
-    spec = importlib.util.spec_from_file_location("followed_models", Path(__file__).parent / "followed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(Path(__file__).with_name("followed.py"))
 
 
 def every_model() -> dict[str, Any]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import types
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +14,6 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models import PackedModel, load_model
-
-# This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
-sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 
@@ -87,19 +80,6 @@ def test_packs_on_several_ranks_give_what_documents_alone_give(
         assert (units == 0).any(), "every rank had a unit in every pack"
 
 
-@pytest.mark.slow
-def test_a_wrong_axis_is_seen(made: Callable[[str], Made]) -> None:
-    """Fails when the comparison could not tell an exchange of two axes of positions."""
-    folder, right = made("qwen3_vl")
-    packed = PackedModel(_loaded(str(folder / "model")))
-    total = 0.0
-    with torch.no_grad():
-        for batch in PackedDataset(folder / "dataset"):
-            total += packed(replace(batch, position_ids=batch.position_ids[[0, 2, 1]]), ContextParallel()).item()
-    whole = sum(right.losses.values())
-    assert abs(total - whole) / whole > 1e-6
-
-
 def test_random_weights_do_not_depend_on_the_dtype(made: Callable[[str], Made]) -> None:
     """Fails when random weights are drawn in the dtype, follow the ambient one, or when rotary frequencies are cut to
     bfloat16.
@@ -113,8 +93,6 @@ def test_random_weights_do_not_depend_on_the_dtype(made: Callable[[str], Made]) 
 
 def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_path: Path) -> None:
     """Fails when a folder without weights, a model of another kind, or a dataset of another model is taken."""
-    with pytest.raises(ConfigError, match="give the path of a model folder"):
-        load_model(tmp_path)
     text, vision = made("qwen3")[0], made("qwen3_vl")[0]
     (tmp_path / "config.json").write_bytes((text / "model" / "config.json").read_bytes())
     with pytest.raises(ConfigError, match="holds no weights"):
@@ -124,10 +102,6 @@ def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_
         PackedModel(_loaded(str(text / "model")))(batch, ContextParallel())
     with pytest.raises(ConfigError, match="deals num_heads 4 over ulysses_degree = 8 ranks, which does not divide"):
         PackedModel(_loaded(str(vision / "model")))(batch, ContextParallel(ulysses_degree=8))
-    for config, said in (
-        ({"model_type": "clip"}, "model_type 'clip' of config.json is not supported"),
-        ({"model_type": "gemma3n"}, "model_type 'gemma3n' of config.json is not supported: its layers share keys"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ConfigError, match=said):
-            load_model(tmp_path, from_scratch=True)
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3n"}')
+    with pytest.raises(ConfigError, match=r"'gemma3n' of config.json is not supported: its layers share"):
+        load_model(tmp_path, from_scratch=True)

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from packed_ranks import counting_weights, load_on_a_rank
 from torch.distributed.tensor import DTensor
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models import load_model
 from preshard.trainer.models.interface import register_attention
-from preshard.trainer.models.load import Weights, load_sharded
-from preshard.trainer.models.packed import shard_model
+from preshard.trainer.models.load import Weights
 
 FAMILIES = ["qwen3", "qwen3_moe", "qwen2_5_vl", "molmo2"]
 """A model of text with tied embeddings, one whose files have a tensor for each expert and its memory one for all, one
@@ -39,13 +38,12 @@ DEEP = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, 
 """A model nearly all of which is blocks."""
 
 
-def load_on_a_rank(mesh: Mesh, folder: str, weights: Weights, dtype: torch.dtype) -> PackedModel:
-    def shard(model: nn.Module) -> PackedModel:
-        packed = PackedModel(model)
-        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
-        return packed
-
-    return load_sharded(folder, shard, weights=weights, seed=3, dtype=dtype)
+def saved_model(folder: Path, config: dict[str, Any], family: str = "qwen3") -> Any:
+    """A tiny model of random weights, which lie in its folder."""
+    write_model_folder(folder, family, vocabulary=300, files={"config.json": config})
+    original: Any = load_model(folder, from_scratch=True, seed=1)
+    original.save_pretrained(folder)
+    return original
 
 
 def unequal_on_a_rank(mesh: Mesh, folder: str) -> list[str]:
@@ -53,7 +51,7 @@ def unequal_on_a_rank(mesh: Mesh, folder: str) -> list[str]:
     wrong = []
     for source in ("random", "folder"):
         torch.manual_seed(mesh.dp_rank + 5 * mesh.cp.cp_rank)
-        packed = load_on_a_rank(mesh, folder, "random" if source == "random" else "folder", torch.float64)
+        packed = load_on_a_rank(mesh, folder, weights="random" if source == "random" else "folder")
         whole = load_model(folder, from_scratch=source == "random", seed=3)
         assert packed.training
         right = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
@@ -73,9 +71,7 @@ def test_parts_are_those_of_the_whole_model(gloo_pool: Any, tmp_path: Path, fami
     of published weights are not known, or when rotary frequencies are left as they were allocated.
     """
     known = "qwen3" if family == "qwen3_moe" else family
-    write_model_folder(tmp_path, known, vocabulary=300, files={"config.json": CONFIGS.get(family, {})})
-    original: Any = load_model(tmp_path, from_scratch=True, seed=1)
-    original.save_pretrained(tmp_path)
+    saved_model(tmp_path, CONFIGS.get(family, {}), known)
     degrees = {"qwen3": {"dp_replicate": 2, "dp_shard": 2}, "qwen3_moe": {"dp_shard": 4}}.get(family, {"ring": 2})
     assert not any(gloo_pool.run(unequal_on_a_rank, str(tmp_path), **degrees))
 
@@ -88,7 +84,7 @@ def anonymous_bytes() -> int:
 
 def peak_on_a_rank(mesh: Mesh, folder: str, weights: Weights) -> tuple[int, int]:
     """Most memory that loading took on top, and bytes of the parameters that lie here in the end."""
-    load_on_a_rank(mesh, folder, weights, torch.float32)  # what is made once, such as imports
+    load_on_a_rank(mesh, folder, weights=weights, dtype=torch.float32)  # what is made once, such as imports
     gc.collect()
     before = peak = anonymous_bytes()
     done = threading.Event()
@@ -100,7 +96,7 @@ def peak_on_a_rank(mesh: Mesh, folder: str, weights: Weights) -> tuple[int, int]
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    packed = load_on_a_rank(mesh, folder, weights, torch.float32)
+    packed = load_on_a_rank(mesh, folder, weights=weights, dtype=torch.float32)
     done.set()
     watcher.join()
     local = [p.to_local() if isinstance(p, DTensor) else p for p in packed.parameters()]
@@ -109,9 +105,7 @@ def peak_on_a_rank(mesh: Mesh, folder: str, weights: Weights) -> tuple[int, int]
 
 def test_no_rank_holds_the_whole_model(gloo_pool: Any, tmp_path: Path) -> None:
     """Fails when a rank reads or draws the whole model before it keeps its part."""
-    write_model_folder(tmp_path, "qwen3", vocabulary=300, files={"config.json": DEEP})
-    original: Any = load_model(tmp_path, from_scratch=True)
-    original.save_pretrained(tmp_path)
+    original = saved_model(tmp_path, DEEP)
     whole = sum(parameter.nbytes for parameter in original.parameters())
     block = sum(parameter.nbytes for parameter in original.model.layers[0].parameters())
     assert block < whole / 10
@@ -123,74 +117,26 @@ def test_no_rank_holds_the_whole_model(gloo_pool: Any, tmp_path: Path) -> None:
             assert peak < local + 4 * block < 0.9 * whole, (weights, peak / whole)
 
 
-class Counted:
-    """A tensor of a file, of which the bytes that are taken are added up."""
-
-    def __init__(self, part: Any, taken: list[int]) -> None:
-        self._part, self._taken = part, taken
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._part[index]
-        self._taken.append(found.nbytes)
-        return found
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._part, name)
-
-
 def bytes_on_a_rank(mesh: Mesh, folder: str) -> int:
     """Bytes of weights that loading takes out of files. Runs on each rank of the pool."""
-    from transformers import modeling_utils
-
-    taken: list[int] = []
-    opened = modeling_utils.safe_open
-
-    class Counting:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._file = opened(*args, **kwargs)
-
-        def get_slice(self, name: str) -> Counted:
-            return Counted(self._file.get_slice(name), taken)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *args: object) -> None:
-            self._file.__exit__(*args)
-
-    modeling_utils.safe_open = Counting
-    try:
-        load_on_a_rank(mesh, folder, "folder", torch.float32)
-    finally:
-        modeling_utils.safe_open = opened
+    with counting_weights() as taken:
+        load_on_a_rank(mesh, folder, dtype=torch.float32)
     return sum(taken)
 
 
-def test_a_rank_reads_its_rows_alone(gloo_pool: Any, tmp_path: Path) -> None:
-    """Fails when each rank reads every tensor whole and keeps its part: a large model from a shared disk, once for each
-    rank.
+EXPERTS = {**CONFIGS["qwen3_moe"], "num_experts": 8, "moe_intermediate_size": 256}
+"""A model most of which is experts."""
+
+
+@pytest.mark.parametrize("config", [DEEP, EXPERTS], ids=["blocks", "experts"])
+def test_a_rank_reads_its_rows_alone(gloo_pool: Any, tmp_path: Path, config: dict[str, Any]) -> None:
+    """Fails when each rank reads every tensor whole, or all experts, and keeps its part: a large model from a shared
+    disk, once for each rank.
     """
-    write_model_folder(tmp_path, "qwen3", vocabulary=300, files={"config.json": DEEP})
-    original: Any = load_model(tmp_path, from_scratch=True)
-    original.save_pretrained(tmp_path)
-    whole = sum(parameter.nbytes for parameter in original.parameters())
-    read = gloo_pool.run(bytes_on_a_rank, str(tmp_path), dp_shard=4)
-    assert sum(read) == whole
-    assert max(read) == pytest.approx(whole / 4, rel=0.01)
-
-
-def test_a_rank_reads_its_experts_alone(gloo_pool: Any, tmp_path: Path) -> None:
-    """Fails when each rank reads all experts, which are nearly all of such a model, and keeps its own."""
-    large = {**CONFIGS["qwen3_moe"], "num_experts": 8, "moe_intermediate_size": 256}
-    write_model_folder(tmp_path, "qwen3", vocabulary=300, files={"config.json": large})
-    original: Any = load_model(tmp_path, from_scratch=True)
-    original.save_pretrained(tmp_path)
+    original = saved_model(tmp_path, config)
     whole = sum(parameter.nbytes for parameter in original.parameters())
     experts = sum(parameter.nbytes for name, parameter in original.named_parameters() if ".experts." in name)
-    assert experts > whole / 2
+    assert (experts > whole / 2) == (config is EXPERTS)
     read = gloo_pool.run(bytes_on_a_rank, str(tmp_path), dp_shard=4)
     assert sum(read) == whole
     assert max(read) == pytest.approx(whole / 4, rel=0.01)
@@ -198,8 +144,7 @@ def test_a_rank_reads_its_experts_alone(gloo_pool: Any, tmp_path: Path) -> None:
 
 def test_weights_that_are_not_all_there_are_named(tmp_path: Path) -> None:
     """Fails when a layer without weights is trained from random ones, or a damaged file ends in a traceback."""
-    write_model_folder(tmp_path, "qwen3", vocabulary=300)
-    original: Any = load_model(tmp_path, from_scratch=True)
+    original = saved_model(tmp_path, {})
     state = original.state_dict()
     del state["model.layers.1.mlp.up_proj.weight"]
     original.save_pretrained(tmp_path, state_dict=state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -23,17 +24,39 @@ def _example(dtype: torch.dtype = torch.float64, tokens: int = 23, without: int 
     return hidden, weight, labels, loss_weights
 
 
-def _plain(hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor) -> Tensor:
-    each = functional.cross_entropy(hidden @ weight.T, labels, reduction="none", ignore_index=-100)
+class _ShapesMade(TorchDispatchMode):
+    """The shapes of every tensor that is made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.shapes.add(tuple(made.shape))
+        return made
+
+
+def _plain(
+    hidden: Tensor, weight: Tensor, labels: Tensor, loss_weights: Tensor, softcap: float | None = None
+) -> Tensor:
+    logits = hidden @ weight.T
+    capped = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    each = functional.cross_entropy(capped, labels, reduction="none", ignore_index=-100)
     return (each * loss_weights).sum()
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 14, 15, 1000])
-def test_chunks_change_neither_the_loss_nor_its_gradients(chunk: int) -> None:
-    """Fails when a token is left out or counted twice at a chunk's edge, or where the last chunk is short."""
-    example = _example()
+def test_chunks_change_neither_the_loss_nor_its_gradients(chunk: int, softcap: float | None) -> None:
+    """Fails when a token is left out or counted twice at a chunk's edge, or where the last chunk is short; when the
+    loss or a gradient passes over the cap, or a chunk takes the slopes of another.
+    """
+    example, of_token = _example(), 31 * 8 * (1 if softcap is None else 2)
     assert int((example[2] >= 0).sum()) == 14, "chunks that divide the tokens with loss, and chunks that do not"
-    total, expected = loss_sum(*example, logits_bytes=chunk * 31 * 8), _plain(*example)
+    total = loss_sum(*example, logits_bytes=chunk * of_token, softcap=softcap)
+    expected = _plain(*example, softcap=softcap)
     torch.testing.assert_close(total, expected, rtol=1e-13, atol=0)
     ours, plain = (torch.autograd.grad(3 * loss, example[:2]) for loss in (total, expected))
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
@@ -55,19 +78,6 @@ def test_gradients_pass_gradcheck() -> None:
     assert torch.autograd.gradcheck(
         lambda h, w: loss_sum(h, w, labels, loss_weights, logits_bytes=5 * 31 * 8), (hidden, weight)
     )
-
-
-@pytest.mark.parametrize("chunk", [1, 5, 1000])
-def test_capped_logits_and_their_gradients(chunk: int) -> None:
-    """Fails when the loss or a gradient passes over the cap, or a chunk takes the slopes of another."""
-    hidden, weight, labels, loss_weights = _example()
-    total = loss_sum(hidden, weight, labels, loss_weights, logits_bytes=chunk * 31 * 16, softcap=1.5)
-    capped = 1.5 * torch.tanh(hidden @ weight.T / 1.5)
-    each = functional.cross_entropy(capped, labels, reduction="none", ignore_index=-100)
-    expected = (each * loss_weights).sum()
-    torch.testing.assert_close(total, expected, rtol=1e-13, atol=0)
-    ours, plain = (torch.autograd.grad(loss, (hidden, weight)) for loss in (total, expected))
-    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
 
 
 def test_no_token_with_loss_gives_zero_and_zero_gradients() -> None:
@@ -98,19 +108,10 @@ def test_low_precision_is_summed_in_float32() -> None:
 
 def test_the_logits_of_all_tokens_never_exist_together() -> None:
     """Fails when forward or backward makes a tensor with a row per token and a column per vocabulary entry."""
-    largest = 0
-
-    class _Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            out = func(*args, **(kwargs or {}))
-            if isinstance(out, Tensor):
-                largest = max(largest, out.numel())
-            return out
-
     hidden, weight, labels, loss_weights = _example(tokens=400, without=0)
-    with _Sizes():
+    with _ShapesMade() as seen:
         loss_sum(hidden, weight, labels, loss_weights, logits_bytes=20 * 31 * 8).backward()
+    largest = max(map(math.prod, seen.shapes))
     assert 20 * 31 <= largest <= max(400 * 6, 20 * 31), largest
 
 
@@ -130,20 +131,6 @@ def test_tokens_without_loss_get_no_gradient() -> None:
     gradient = torch.autograd.grad(loss_sum(hidden, weight, labels, loss_weights), hidden)[0]
     assert gradient[labels < 0].abs().max() == 0
     assert (gradient[labels >= 0].abs().amax(1) > 0).all()
-
-
-class _ShapesMade(TorchDispatchMode):
-    """The shapes of every tensor that is made inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: set[tuple[int, ...]] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        if isinstance(made, Tensor):
-            self.shapes.add(tuple(made.shape))
-        return made
 
 
 def test_a_frozen_projection_has_no_gradient_in_memory() -> None:

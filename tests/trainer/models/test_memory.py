@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import types
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.models import memory
 from preshard.trainer.models.memory import OnHost, save_memory
-
-# This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
-sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 
 TOKENS = 600
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import types
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from packed_ranks import counting_weights, load_on_a_rank
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -22,12 +22,7 @@ from preshard.trainer.models import PackedModel
 from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.interface import base_names
 from preshard.trainer.models.load import empty_model, load_sharded
-from preshard.trainer.models.memory import save_memory
-from preshard.trainer.models.packed import shard_model
-from preshard.trainer.models.parts import Lora, Parts, count_trains, end_backward_at_decoder, named_parameters, names_of
-
-# This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
-sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+from preshard.trainer.models.parts import Lora, Parts, count_trains, named_parameters, names_of
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 
@@ -64,25 +59,13 @@ def sample(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / 8
 
 
-def build(mesh: Mesh, folder: str, parts: Parts, saving: dict[str, Any]) -> PackedModel:
-    def shard(model: nn.Module) -> PackedModel:
-        applied = parts.apply(model)
-        save_memory(model, **saving)
-        packed = PackedModel(applied)
-        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
-        end_backward_at_decoder(applied)
-        return packed
-
-    return load_sharded(f"{folder}/model", shard, dtype=torch.float64)
-
-
 def train_parts(
     mesh: Mesh, folder: str, parts: Parts, kind: str, saving: dict[str, Any]
 ) -> tuple[float, dict[str, Tensor | None], list[tuple[int, int, dict[str, int]]]]:
     """Losses and gradients of all packs, and of each: units here, nodes of the graph and the backward's exchanges."""
     from torch.distributed.tensor.debug import CommDebugMode
 
-    packed, cp, total, seen = build(mesh, folder, parts, saving), mesh.cp, 0.0, []
+    packed, cp, total, seen = load_on_a_rank(mesh, f"{folder}/model", parts=parts, saving=saving), mesh.cp, 0.0, []
     with torch.no_grad():
         for name, parameter in named_parameters(packed.inner):
             if parts.lora is not None and parameter.requires_grad:
@@ -185,44 +168,9 @@ def test_a_frozen_encoder_takes_no_backward_pass(gloo_pool: Any, folder_of: Call
 def bytes_read_with_adapters(mesh: Mesh, folder: str) -> tuple[int, int, dict[str, Tensor], list[str]]:
     """Bytes read of weights, bytes that lie here, the adapters, and parameters that are not those of the folder."""
     from safetensors import safe_open
-    from transformers import modeling_utils
 
-    taken: list[int] = []
-
-    class Counting:
-        """A file, of which the bytes that are taken are added up."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._file = safe_open(*args, **kwargs)
-
-        def get_slice(self, name: str) -> Any:
-            part = self._file.get_slice(name)
-
-            class Slice:
-                def __getitem__(self, index: Any) -> Any:
-                    found = part[index]
-                    taken.append(found.nbytes)
-                    return found
-
-                def __getattr__(self, name: str) -> Any:
-                    return getattr(part, name)
-
-            return Slice()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *args: object) -> None:
-            self._file.__exit__(*args)
-
-    opened, modeling_utils.safe_open = modeling_utils.safe_open, Counting
-    try:
-        packed = build(mesh, folder, ADAPTERS, {})
-    finally:
-        modeling_utils.safe_open = opened
+    with counting_weights() as taken:
+        packed = load_on_a_rank(mesh, f"{folder}/model", parts=ADAPTERS)
     model: Any = packed.inner.get_base_model()
     names, wrong, adapters = base_names(model), [], {}
     with safe_open(f"{folder}/model/model.safetensors", framework="pt") as file:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput
 from torch.optim import AdamW
@@ -62,14 +61,6 @@ class NoWaiting(TorchDispatchMode):
         assert not any(mask.dtype == torch.bool for mask in masks), "a mask as an index makes the host wait"
         self.seen += 1
         return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """This process as a job of one."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

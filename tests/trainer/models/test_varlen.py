@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pages import programs_of
 from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
@@ -18,8 +17,7 @@ from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 
-PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
-[CODE] = re.findall(r"```python\n(.*?)```", PAGE.partition("## A kernel of variable length")[2], re.DOTALL)[:1]
+[CODE] = programs_of("training", "A kernel of variable length")
 kernel = varlen.varlen_attn
 
 

@@ -13,28 +13,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.dataset  # noqa: F401 (see run_cases)
 import torch
 import torch.distributed as dist
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from gloo_pool import GlooPool
+from packed_ranks import mesh_of
 from planted import PLANTS
 
 from preshard.trainer.config import make_config
-from preshard.trainer.distributed.mesh import SHARDING_AXES, CpFsdp, Mesh, build_mesh
+from preshard.trainer.distributed.mesh import SHARDING_AXES, CpFsdp, Mesh
 from preshard.trainer.loop import run
 from preshard.trainer.metrics import StepFigures
-from preshard.trainer.models.interface import register_attention
 from preshard.trainer.setup import prepare
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
@@ -127,67 +127,20 @@ class Settings:
     steps: int
 
 
-def run_cases(cases: Sequence[Case], settings: Settings, folder: Path) -> dict[str, list[StepFigures]]:
-    """Figures of every case's steps. The processes of a world size start once and run all its cases in turn."""
-    from torch import _dynamo  # noqa: F401 (what each first step would import, and not all that read this file)
-
-    found: dict[str, list[StepFigures]] = {}
-    register_attention().AutoModelForImageTextToText  # noqa: B018 (imported before the ranks are forked)
-    for world_size in sorted({case.world_size for case in cases}):
-        mine = [case for case in cases if case.world_size == world_size]
-        # forked: this process has imported everything and has no thread yet; imports would take longer than a run
-        context = multiprocessing.get_context("fork")
-        results = context.SimpleQueue()
-        store = str(folder / f"store-{world_size}")
-        ranks = [
-            context.Process(target=_rank, args=(rank, world_size, store, mine, settings, results), daemon=True)
-            for rank in range(world_size)
-        ]
-        for process in ranks:
-            process.start()
-        found |= _collect(results, ranks)
+def run_cases(pool: GlooPool, cases: Sequence[Case], settings: Settings) -> dict[str, list[StepFigures]]:
+    """Figures of every case's steps."""
+    found = {}
+    for case in sorted(cases, key=lambda case: case.world_size):
+        degrees = {name: getattr(case, name) for name in ("ulysses", "ring", "dp_shard", "dp_replicate")}
+        found[case.name] = pool.run(train_case, vars(case), vars(settings), **degrees)[0]
     return found
 
 
-def _collect(results: Any, ranks: Sequence[Any]) -> dict[str, list[StepFigures]]:
-    found = results.get()
-    if isinstance(found, str):
-        for process in ranks:
-            process.kill()
-        raise RuntimeError(found)
-    for process in ranks:
-        process.join()
-    return found
-
-
-def _rank(rank: int, world_size: int, store: str, cases: Sequence[Case], settings: Settings, results: Any) -> None:
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
-        found = {case.name: train_case(case, settings) for case in cases}
-        dist.barrier()
-        if rank == 0:
-            results.put(found)
-        dist.destroy_process_group()
-    except Exception:  # the parent waits for one message, whatever happened
-        results.put(f"rank {rank} of {world_size}\n{traceback.format_exc()}")
-
-
-@lru_cache
-def _meshes(dp_replicate: int, dp_shard: int, ring: int, ulysses: int, cp_fsdp: CpFsdp) -> Mesh:
-    return build_mesh(
-        "cpu",
-        dp_replicate=dp_replicate,
-        dp_shard=dp_shard,
-        ring_degree=ring,
-        ulysses_degree=ulysses,
-        cp_fsdp=cp_fsdp,
-    )
-
-
-def train_case(case: Case, settings: Settings) -> list[StepFigures]:
-    """A case's steps as this rank reports them. All ranks of the job call this."""
-    mesh = _meshes(case.dp_replicate, case.dp_shard, case.ring, case.ulysses, case.cp_fsdp)
+def train_case(mesh: Mesh, of_case: dict[str, Any], of_all: dict[str, Any]) -> list[StepFigures]:
+    """A case's steps as this rank of the pool reports them."""
+    case, settings = Case(**of_case), Settings(**of_all)
+    if case.cp_fsdp != "all":
+        mesh = mesh_of(tuple(mesh.world.mesh.shape), case.cp_fsdp)
     config = make_config(
         {
             "data": settings.dataset,
@@ -267,8 +220,10 @@ def main() -> None:
     if given.plant:
         cases = [replace(case, plant=plant) for case in cases for plant in given.plant]
     with tempfile.TemporaryDirectory() as folder:
+        pool = GlooPool(Path(folder))
         settings = Settings(dataset=given.dataset, dtype=given.dtype, steps=given.steps)
-        found = run_cases([*references(cases), *cases], settings, Path(folder))
+        found = run_cases(pool, [*references(cases), *cases], settings)
+        pool.close()
     differences = compare(cases, found)
     worst = np.max([*differences.values()])
     if given.json:
@@ -280,5 +235,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

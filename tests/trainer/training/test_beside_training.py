@@ -5,31 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
+from packed_ranks import train_job
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.config import make_config
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.loop import run
 from preshard.trainer.metrics import StepWork
 from preshard.trainer.models import load_model
 from preshard.trainer.setup import prepare
-
-
-def train_here(mesh: Mesh, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of a run; runs on each rank of the pool."""
-    figures: list[dict[str, Any]] = []
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    job = prepare(make_config(options), rank=rank, world_size=size)
-    run(job, mesh, torch.device("cpu"), lambda step: figures.append(asdict(step)))
-    return figures
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +31,11 @@ def both(gloo_pool: Any, options: dict[str, Any], tmp_path_factory: pytest.TempP
     """One process, and two that take two packs at a time and do everything else beside; the folder of the latter."""
     folder = tmp_path_factory.mktemp("beside")
     evaluated = {**options, "steps": 6, "eval_data": options["data"], "eval_every": 3}
-    alone = gloo_pool.run(train_here, {**evaluated, "accumulate": 2})[0]
+    alone = gloo_pool.run(train_job, {**evaluated, "accumulate": 2})[0]
     beside = {"checkpoint": str(folder / "kept"), "save_every": 2, "async_save": True, "keep": 3}
     saving = {"recompute": "selective", "offload": "disk", "mlp_tiles": 2, "logits_mib": 1}
     more = {**beside, **saving, "profile": str(folder / "traces"), "peak_tflops": 1.0, "dp_shard": 2}
-    return alone, gloo_pool.run(train_here, {**evaluated, **more}, dp_shard=2)[0], folder
+    return alone, gloo_pool.run(train_job, {**evaluated, **more}, dp_shard=2)[0], folder
 
 
 def test_an_evaluation_counts_every_pack_once(both: tuple[Any, Any, Path], options: dict[str, Any]) -> None:
@@ -56,10 +44,11 @@ def test_an_evaluation_counts_every_pack_once(both: tuple[Any, Any, Path], optio
     """
     alone, two, _ = both
     assert PackedDataset(options["data"]).n_packs % 2, "the last round has a pack for one of two ranks"
-    assert [step["eval_loss"] is not None for step in two] == [False, False, True] * 2
+    assert [step.eval_loss is not None for step in two] == [False, False, True] * 2
     for key in ("loss", "grad_norm", "eval_loss"):
-        assert [step[key] for step in two] == pytest.approx([step[key] for step in alone], rel=1e-9), key
-    assert two[5]["eval_loss"] < two[2]["eval_loss"]
+        ours, theirs = ([getattr(step, key) for step in steps] for steps in (two, alone))
+        assert ours == pytest.approx(theirs, rel=1e-9), key
+    assert two[5].eval_loss < two[2].eval_loss
 
 
 def test_what_is_saved_beside_the_steps_is_the_state_after_its_step(
@@ -71,19 +60,19 @@ def test_what_is_saved_beside_the_steps_is_the_state_after_its_step(
     for later in ("step-00000004", "step-00000006"):
         shutil.rmtree(folder / "kept" / later)
     resumed = {**options, "checkpoint": str(folder / "kept"), "resume": True, "steps": 6, "accumulate": 2}
-    again = gloo_pool.run(train_here, resumed)[0]
-    assert [step["loss"] for step in again] == pytest.approx([step["loss"] for step in two[2:]], rel=1e-9)
+    again = gloo_pool.run(train_job, resumed)[0]
+    assert [step.loss for step in again] == pytest.approx([step.loss for step in two[2:]], rel=1e-9)
 
 
 def test_figures_of_speed_follow_from_work_and_time(both: tuple[Any, Any, Path]) -> None:
     """Fails when a rank's work or time is left out, or a rate is of the whole job where it should be of one process."""
     alone, two, folder = both
     for one, other in zip(alone, two, strict=True):
-        assert sum(other["predicted_work"]) == pytest.approx(sum(one["predicted_work"]), rel=1e-9)
-        assert len(other["compute_times"]) == 2
-        assert other["measured_imbalance"] >= 1
-        assert other["mfu"] == pytest.approx(sum(other["predicted_work"]) / 2 / other["step_time"], rel=1e-9)
-        assert other["tokens_per_second"] == pytest.approx(other["tokens"] / other["step_time"])
+        assert sum(other.predicted_work) == pytest.approx(sum(one.predicted_work), rel=1e-9)
+        assert len(other.compute_times) == 2
+        assert other.measured_imbalance >= 1
+        assert other.mfu == pytest.approx(sum(other.predicted_work) / 2 / other.step_time, rel=1e-9)
+        assert other.tokens_per_second == pytest.approx(other.tokens / other.step_time)
     assert {path.name for path in (folder / "traces").iterdir()} == {"rank-0.json", "rank-1.json"}
     events = json.loads((folder / "traces" / "rank-0.json").read_text())["traceEvents"]
     assert (

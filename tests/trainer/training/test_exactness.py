@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
-
 import grid
+import pytest
 
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.order import epoch_order
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.metrics import StepFigures
 
 STEPS = 2
 """The loss of a step shows the parameters of the step before; more steps add time and no new code."""
@@ -49,11 +43,6 @@ def test_the_packs_hold_what_makes_it_hard(lessons: Path) -> None:
     assert any(len(set(batch.loss_weights.tolist())) > 2 for batch in used)
 
 
-def train_on_a_rank(_mesh: Mesh, case: dict[str, Any], settings: dict[str, Any]) -> list[StepFigures]:
-    """Runs on each rank of the pool."""
-    return grid.train_case(grid.Case(**case), grid.Settings(**settings))
-
-
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-9), ("float32", 1e-5)])
 def test_loss_and_gradient_do_not_depend_on_the_processes(
     gloo_pool: Any, lessons: Path, dtype: str, limit: float
@@ -63,11 +52,7 @@ def test_loss_and_gradient_do_not_depend_on_the_processes(
     cases = [case for case in grid.full_grid() if case.name in names]
     assert len(cases) == len(names)
     settings = grid.Settings(dataset=str(lessons), dtype=dtype, steps=STEPS)
-    found = {}
-    for case in sorted([*grid.references(cases), *cases], key=lambda case: case.world_size):
-        degrees = {name: getattr(case, name) for name in ("ulysses", "ring", "dp_shard", "dp_replicate")}
-        found[case.name] = gloo_pool.run(train_on_a_rank, vars(case), vars(settings), **degrees)[0]
-    differences = grid.compare(cases, found)
+    differences = grid.compare(cases, grid.run_cases(gloo_pool, [*grid.references(cases), *cases], settings))
     assert all(found <= limit for found in differences.values()), differences
     # sums in different orders: equality to the last bit everywhere would mean that nothing was split
     assert max(differences.values()) > 0

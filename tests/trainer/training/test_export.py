@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
+from packed_ranks import train_job
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.config import make_config
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.distributed.sharding import shard_model
 from preshard.trainer.export import export_checkpoint, export_model, main
-from preshard.trainer.loop import run
 from preshard.trainer.models import PackedModel, load_model
-from preshard.trainer.models.packed import shard_model
-from preshard.trainer.setup import prepare
-
-
-def train(mesh: Mesh, options: dict[str, object]) -> list[dict[str, Any]]:
-    """Runs on each rank of the pool."""
-    found: list[dict[str, Any]] = []
-    job = prepare(make_config(options), rank=dist.get_rank(), world_size=dist.get_world_size())
-    run(job, mesh, torch.device("cpu"), lambda step: found.append(asdict(step)))
-    return found
 
 
 def test_the_export_has_the_loss_of_the_next_step(gloo_pool: Any, lessons: Path, tmp_path: Path) -> None:
@@ -42,13 +27,13 @@ def test_the_export_has_the_loss_of_the_next_step(gloo_pool: Any, lessons: Path,
     folder, common = lessons.with_name("model"), {"dtype": "float64", "min_lr": 1.0, "warmup": 0, "from_scratch": True}
     options = {"data": str(lessons), "model": str(folder), "ring": 2, "layout": "zigzag", **common}
     saved = {"checkpoint": str(tmp_path / "checkpoints"), "export": str(tmp_path / "model")}
-    gloo_pool.run(train, {**options, "steps": 2, **saved}, ring=2)
+    gloo_pool.run(train_job, {**options, "steps": 2, **saved}, ring=2)
     assert {path.name for path in folder.iterdir()} < {path.name for path in (tmp_path / "model").iterdir()}
-    next_step = gloo_pool.run(train, {**options, "steps": 3}, ring=2)[0][2]
-    batch = next(batch for batch in PackedDataset(lessons) if [batch.pack_id] == next_step["packs"])
+    next_step = gloo_pool.run(train_job, {**options, "steps": 3}, ring=2)[0][2]
+    batch = next(batch for batch in PackedDataset(lessons) if [batch.pack_id] == next_step.packs)
     with torch.no_grad():
-        loss = alone(load_original(tmp_path, "qwen3_vl"), batch).item() / next_step["loss_weight"]
-    assert loss == pytest.approx(next_step["loss"], rel=1e-7)
+        loss = alone(load_original(tmp_path, "qwen3_vl"), batch).item() / next_step.loss_weight
+    assert loss == pytest.approx(next_step.loss, rel=1e-7)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "checkpoints"}
     taken = export_checkpoint(tmp_path / "checkpoints", folder, tmp_path / "again")
     assert taken == tmp_path / "checkpoints" / "step-00000002"

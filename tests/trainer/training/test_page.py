@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import DOCS, programs_of
 
 from preshard.trainer.config import TrainConfig
 from preshard.trainer.models import load_model
 from preshard.trainer.train import cli
 
-PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
-
 
 def test_the_loop_of_the_page_trains(texts: Path, tmp_path: Path) -> None:
     """Fails when the fifteen lines of a loop of one's own no longer run, or leave the model as it was."""
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.partition("## Your own loop")[2].partition("\n## ")[0], re.DOTALL)
+    [code] = programs_of("training", "Your own loop")
     folder = shutil.copytree(texts.with_name("model"), tmp_path / "model")
     built: Any = load_model(folder, from_scratch=True)
     built.save_pretrained(folder)
@@ -34,8 +33,8 @@ def test_the_loop_of_the_page_trains(texts: Path, tmp_path: Path) -> None:
 
 def test_the_command_of_the_page_has_options_that_exist() -> None:
     """Fails when an option of the command is renamed, or a value is no longer legal."""
-    section = PAGE.partition("## Train Qwen3-VL")[2].partition("\n## ")[0]
-    [command] = re.findall(r"-m preshard\.train (.*?)\n```", section, re.DOTALL)
+    page = (DOCS / "training.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"-m preshard\.train (.*?)\n```", page.partition("\n## Your own loop")[0], re.DOTALL)
     config = cli.main(command.replace("\\\n", " ").split(), standalone_mode=False)
     assert isinstance(config, TrainConfig)
     assert (config.cp_size, config.export) == (8, Path("run/model"))

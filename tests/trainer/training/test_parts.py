@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from packed_ranks import train_job
 from safetensors.torch import load_file, save_file
-
-sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.config import make_config
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.export import export_checkpoint
-from preshard.trainer.loop import run
 from preshard.trainer.metrics import StepFigures, StepWork
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import empty_model
@@ -39,12 +34,7 @@ FROZEN = {"freeze": ("vision",), "lr_part": ("language_model.norm=0.5", "lm_head
 ADAPTERS = {"lora": 3, "lora_targets": ("q_proj", "up_proj", "visual.*.proj")}
 
 
-def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
-    """Runs on each rank of the pool."""
-    job = prepare(make_config(options), rank=dist.get_rank(), world_size=dist.get_world_size())
-    figures: list[StepFigures] = []
-    run(job, mesh, torch.device("cpu"), figures.append)
-    return figures
+Runs = dict[str, tuple[list[StepFigures], Path]]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +44,7 @@ def given(folder_of: Callable[..., Path]) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def runs(
-    gloo_pool: Any, given: dict[str, object], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[list[StepFigures], Path]]:
+def runs(gloo_pool: Any, given: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Steps and the folder of an uninterrupted run of each kind, with ``checkpoints`` and the exported ``model``."""
     found = {}
     for name, options in {"frozen": FROZEN, "adapters": ADAPTERS}.items():
@@ -77,9 +65,7 @@ def _moments(folder: Path) -> set[str]:
     return {name[len(start) : -len(end)] for name in _stored(folder) if name.startswith(start) and name.endswith(end)}
 
 
-def test_what_is_frozen_stays_bit_for_bit_and_has_no_moments(
-    runs: dict[str, tuple[list[StepFigures], Path]], given: dict[str, object]
-) -> None:
+def test_what_is_frozen_stays_bit_for_bit_and_has_no_moments(runs: Runs, given: dict[str, object]) -> None:
     """Fails when decay or a step reaches a frozen weight, when AdamW keeps moments of it, or when all stays alike."""
     _, folder = runs["frozen"]
     before = load_file(Path(str(given["model"])) / "model.safetensors")
@@ -91,9 +77,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_has_no_moments(
     assert _moments(folder) == moved
 
 
-def test_a_part_has_its_own_learning_rate(
-    runs: dict[str, tuple[list[StepFigures], Path]], given: dict[str, object]
-) -> None:
+def test_a_part_has_its_own_learning_rate(runs: Runs, given: dict[str, object]) -> None:
     """Fails when a part's rate is not taken, or that of another: AdamW's first step moves each number by the rate."""
     _, folder = runs["frozen"]
     before = load_file(Path(str(given["model"])) / "model.safetensors")
@@ -110,7 +94,7 @@ def test_a_part_has_its_own_learning_rate(
 @pytest.mark.parametrize(("name", "options"), [("frozen", FROZEN), ("adapters", ADAPTERS)])
 def test_a_resumed_run_has_the_same_losses(
     gloo_pool: Any,
-    runs: dict[str, tuple[list[StepFigures], Path]],
+    runs: Runs,
     given: dict[str, object],
     tmp_path: Path,
     name: str,
@@ -127,9 +111,7 @@ def test_a_resumed_run_has_the_same_losses(
     assert len({each.loss for each in figures}) == STEPS
 
 
-def test_adapters_do_not_go_on_with_another_base(
-    runs: dict[str, tuple[list[StepFigures], Path]], given: dict[str, object], tmp_path: Path
-) -> None:
+def test_adapters_do_not_go_on_with_another_base(runs: Runs, given: dict[str, object], tmp_path: Path) -> None:
     """Fails when adapters resume, or are merged, on weights that they were not trained on."""
     _, folder = runs["adapters"]
     other = tmp_path / "other"
@@ -157,7 +139,7 @@ def test_work_counts_what_trains(given: dict[str, object]) -> None:
     assert every.per_tile == frozen.per_tile == adapted.per_tile
 
 
-def test_adapters_alone_are_stored(runs: dict[str, tuple[list[StepFigures], Path]]) -> None:
+def test_adapters_alone_are_stored(runs: Runs) -> None:
     """Fails when every checkpoint of some adapters holds the whole model, or a moment of it."""
     _, folder = runs["adapters"]
     parameters = {name for name in _stored(folder) if name.startswith("model.")}
@@ -167,7 +149,7 @@ def test_adapters_alone_are_stored(runs: dict[str, tuple[list[StepFigures], Path
 
 
 def test_merged_adapters_are_those_of_peft(
-    gloo_pool: Any, runs: dict[str, tuple[list[StepFigures], Path]], given: dict[str, object], tmp_path: Path
+    gloo_pool: Any, runs: Runs, given: dict[str, object], tmp_path: Path
 ) -> None:
     """Fails when an export leaves adapters out, scales them otherwise than in training, or ``peft`` cannot load those
     that are kept.
@@ -197,9 +179,7 @@ def test_merged_adapters_are_those_of_peft(
     assert abs(untrained - expected) > 1e-3 * expected
 
 
-def test_another_choice_of_parts_is_refused(
-    runs: dict[str, tuple[list[StepFigures], Path]], given: dict[str, object], tmp_path: Path
-) -> None:
+def test_another_choice_of_parts_is_refused(runs: Runs, given: dict[str, object], tmp_path: Path) -> None:
     """Fails when a run goes on with other parameters than its checkpoint has moments of; or when the same choice in
     other words is refused.
     """

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grid
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
-
-import grid
 from planted import exchange_images
 
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.metrics import StepFigures
 
 MISTAKES = ["label-shift", "loss-weight", "rope-position", "layout-run", "boundary-order"]
 EXACT = "ring/balanced_ring/u1r2d1"
-
-
-def train_on_a_rank(_mesh: Mesh, case: dict[str, Any], settings: dict[str, Any]) -> list[StepFigures]:
-    """Runs on each rank of the pool."""
-    return grid.train_case(grid.Case(**case), grid.Settings(**settings))
 
 
 def count_steps(dataset: Path, case: grid.Case) -> int:
@@ -43,9 +32,7 @@ def differences(gloo_pool: Any, lessons: Path) -> dict[str, float]:
     [right] = [case for case in grid.full_grid() if case.name == EXACT]
     cases = [replace(right, plant=mistake) for mistake in MISTAKES]
     settings = grid.Settings(dataset=str(lessons), dtype="float64", steps=count_steps(lessons, right))
-    found = {}
-    for case in [*grid.references(cases), *cases]:
-        found[case.name] = gloo_pool.run(train_on_a_rank, vars(case), vars(settings), ring=case.ring)[0]
+    found = grid.run_cases(gloo_pool, [*grid.references(cases), *cases], settings)
     return {str(case.plant): value for case, value in grid.compare(cases, found).items()}
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,25 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from packed_ranks import load_on_a_rank, train_job
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.config import make_config
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh
-from preshard.trainer.loop import run
-from preshard.trainer.metrics import StepFigures
 from preshard.trainer.models import PackedModel, load_model
-from preshard.trainer.models.load import load_sharded
-from preshard.trainer.models.packed import shard_model
 from preshard.trainer.preference import REWARDS, find_reference, preference_loss
-from preshard.trainer.setup import prepare
-
-# This build of torchvision has operators for CUDA alone, and trl imports it.
-sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 
@@ -77,15 +65,6 @@ def pairs(made_once: Any, progress: Any) -> Callable[[str], Path]:
     return lambda family: made_once(f"pairs-{family}", lambda folder: make_pairs(folder, family, progress))
 
 
-def load(mesh: Mesh, folder: str) -> PackedModel:
-    def shard(model: Any) -> PackedModel:
-        packed = PackedModel(model)
-        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
-        return packed
-
-    return load_sharded(folder, shard, dtype=torch.float64)
-
-
 def train_on_pairs(
     mesh: Mesh, folder: str, kind: str
 ) -> tuple[float, torch.Tensor, list[tuple[int, int]], torch.Tensor]:
@@ -97,9 +76,10 @@ def train_on_pairs(
     exchanges: dict[str, Any] = {"attention": kind}
     degrees = {name: mesh.place[name] for name in ("ulysses_degree", "ring_degree", "cp_rank")}
     whole = PackedDataset(f"{folder}/dataset", layout="zigzag", **degrees)
-    old = load(mesh, f"{folder}/reference")
+    old = load_on_a_rank(mesh, f"{folder}/reference")
     reference = find_reference(old, [whole], mesh, **exchanges)
-    packed, total, seen, of_pairs = load(mesh, f"{folder}/model"), 0.0, [], torch.zeros(4, dtype=torch.float64)
+    packed, total, seen = load_on_a_rank(mesh, f"{folder}/model"), 0.0, []
+    of_pairs = torch.zeros(4, dtype=torch.float64)
     for batch in PackedDataset(f"{folder}/dataset", layout="zigzag", **mesh.place):
         losses = packed(batch, mesh.cp, per_token=True, **exchanges)
         loss, rewards = preference_loss(losses, batch, mesh.cp, reference, BETA)
@@ -218,14 +198,6 @@ def test_loss_and_gradient_are_those_of_trl(
         assert of_pairs.tolist() == pytest.approx(rewards, rel=limit if exact else 1e-5)
         assert float((answers[0][1] - gradient).norm() / gradient.norm()) < limit
         assert cp_size == 1 or any(0 < own < every for _, _, seen, _ in answers for own, every in seen)
-
-
-def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
-    """Runs on each rank of the pool."""
-    job = prepare(make_config(options), rank=dist.get_rank(), world_size=dist.get_world_size())
-    figures: list[StepFigures] = []
-    run(job, mesh, torch.device("cpu"), figures.append)
-    return figures
 
 
 @pytest.mark.parametrize("more", [{}, {"lora": 2, "lora_targets": "q_proj"}], ids=["whole", "lora"])

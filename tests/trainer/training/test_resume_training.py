@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-
-sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
-
 from lessons import TEXT_MODEL, VOCABULARY, make_texts
+from packed_ranks import train_job
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
@@ -26,8 +19,8 @@ from preshard.trainer.config import make_config
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.distributed.checkpoint import find_checkpoint, read_run_state
 from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.loop import run, whole_steps
-from preshard.trainer.metrics import MetricsFile, StepFigures
+from preshard.trainer.loop import whole_steps
+from preshard.trainer.metrics import StepFigures
 from preshard.trainer.setup import Job, prepare
 
 STEPS, SAVED = 3, 1
@@ -42,17 +35,6 @@ def with_model(options: dict[str, object]) -> dict[str, object]:
     return {"model": Path(str(options["data"])).with_name("model"), "from_scratch": True, **options}
 
 
-def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
-    """Runs on each rank of the pool. What stays on the host of a GPU is refused on a CPU, so it is asked for late."""
-    given = with_model(options)
-    away = {"offload": given.pop("offload", "none")}
-    job = prepare(make_config(given), rank=dist.get_rank(), world_size=dist.get_world_size())
-    job = replace(job, config=job.config.model_copy(update=away))
-    figures: list[StepFigures] = []
-    run(job, mesh, torch.device("cpu"), figures.append)
-    return figures
-
-
 @pytest.fixture(scope="module")
 def train_on(gloo_pool: Any, texts: Path) -> Train:
     """``train_on(ulysses=, ring=, dp_shard=, dp_replicate=, **options)``: what rank 0 reports."""
@@ -63,8 +45,8 @@ def train_on(gloo_pool: Any, texts: Path) -> Train:
         degrees = {"ulysses": ulysses, "ring": ring, "dp_shard": dp_shard}
         given = {"data": str(texts), **OPTIONS, **degrees, **options}
         given["accumulate"] = PACKS_PER_STEP // (dp_shard * dp_replicate)
-        reports = gloo_pool.run(train_job, given, **degrees, dp_replicate=dp_replicate)
-        return reports[0]
+        found: list[StepFigures] = gloo_pool.run(train_job, with_model(given), **degrees, dp_replicate=dp_replicate)[0]
+        return found
 
     return train
 
@@ -195,21 +177,21 @@ def test_a_save_that_was_cut_short_is_not_found(
 ) -> None:
     """Fails when half a checkpoint is taken for a whole one, or its remains stop the next save."""
     options = {**OPTIONS, "data": str(texts), "accumulate": 1, "steps": 4, "checkpoint": str(tmp_path)}
-    said = gloo_pool.run(crash_while_saving, {**options, "save_every": 1}, where)
+    said = gloo_pool.run(crash_while_saving, with_model({**options, "save_every": 1}), where)
     assert said == ["died"]
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"step-00000001", f"unfinished-{SECOND_SAVE}"}
     found = find_checkpoint(tmp_path)
     assert found is not None
     assert read_run_state(found).step == 1
-    gloo_pool.run(train_job, {**options, "resume": True})
+    gloo_pool.run(train_job, with_model({**options, "resume": True}))
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000001", "step-00000004"}
 
 
 def test_only_the_newest_checkpoints_are_kept(gloo_pool: Any, texts: Path, tmp_path: Path) -> None:
     """Fails when a long run fills the disk, or when the newest checkpoint is removed."""
     options = {**OPTIONS, "data": str(texts), "steps": 4, "checkpoint": str(tmp_path), "save_every": 1, "keep": 2}
-    gloo_pool.run(train_job, options)
+    gloo_pool.run(train_job, with_model(options))
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000003", "step-00000004"}
 
 
@@ -265,24 +247,3 @@ def test_bfloat16_and_recomputation_train_nearly_as_float32(train_on: Train) -> 
         assert ours.loss == pytest.approx(theirs.loss, rel=0.01)
         assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=0.05)
         assert ours.loss != theirs.loss
-
-
-def test_the_metrics_hold_each_step_once(tmp_path: Path) -> None:
-    """Fails when steps repeated after a resume are listed twice, or half a line of a killed run breaks the file."""
-    common: dict[str, Any] = {"loss": 1.0, "grad_norm": 1.0, "tokens": 1, "loss_weight": 1.0, "step_time": 1.0}
-    common |= {"data_time": 0.0, "bytes_read": 1, "lr": 1.0, "epoch": 0, "packs": [0]}
-    common |= {"tokens_per_second": 1.0, "tflops": 1.0, "mfu": None, "predicted_work": [1.0], "compute_times": [1.0]}
-    common |= {"predicted_imbalance": 1.0, "measured_imbalance": 1.0}
-    path = tmp_path / "new" / "metrics.jsonl"
-    first = MetricsFile(path, after=0)
-    for step in (1, 2, 3):
-        first.write(StepFigures(step=step, **common))
-    first.close()
-    with path.open("a", encoding="utf-8") as file:
-        file.write('{"step": 4, "lo')
-    second = MetricsFile(path, after=2)
-    second.write(StepFigures(step=3, **common))
-    second.close()
-    assert [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()] == [1, 2, 3]
-    MetricsFile(path, after=0).close()
-    assert path.read_text(encoding="utf-8") == ""

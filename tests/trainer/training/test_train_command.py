@@ -23,9 +23,6 @@ import pytest
 import torch
 import torch.distributed.run as torchrun
 from click.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parent))  # the ranks of the pool load this file by its path
-
 from lessons import given
 
 from preshard.schemas.errors import PreshardError

@@ -1,13 +1,14 @@
-"""What TensorBoard reads of the figures that the trainer writes for it."""
+"""The files of a run's figures, however often it was stopped."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from preshard.trainer.metrics import StepFigures, TensorBoardFiles
+from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles
 
 STEP = StepFigures(
     step=1,
@@ -30,6 +31,23 @@ STEP = StepFigures(
     measured_imbalance=1.33,
     rewards={"chosen": 0.5},
 )
+
+
+def test_the_metrics_hold_each_step_once(tmp_path: Path) -> None:
+    """Fails when steps repeated after a resume are listed twice, or half a line of a killed run breaks the file."""
+    path = tmp_path / "new" / "metrics.jsonl"
+    first = MetricsFile(path, after=0)
+    for step in (1, 2, 3):
+        first.write(replace(STEP, step=step))
+    first.close()
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"step": 4, "lo')
+    second = MetricsFile(path, after=2)
+    second.write(replace(STEP, step=3))
+    second.close()
+    assert [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()] == [1, 2, 3]
+    MetricsFile(path, after=0).close()
+    assert path.read_text(encoding="utf-8") == ""
 
 
 def test_a_resumed_run_goes_on_with_the_curves(tmp_path: Path) -> None:
