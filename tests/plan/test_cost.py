@@ -30,7 +30,7 @@ def test_every_term_written_out() -> None:
         model=CostConfig(
             hidden_size=101, num_layers=3, num_attention_heads=7, num_key_value_heads=5, head_dim=11,
             intermediate_size=211, vocab_size=307, vision_hidden_size=53, vision_num_layers=13,
-            vision_intermediate_size=401,
+            vision_intermediate_size=401, attention_tflops=17, link_gb_per_s=19,
         ),
         vision=VisionConfig(image_size=68, patch_size=17, pool_size=3),
     )  # fmt: skip
@@ -42,6 +42,8 @@ def test_every_term_written_out() -> None:
     pooling = pooled * 2 * 53 * 53 + 2 * patches * 2 * 53 * 53 + pooled * 53 * 53 + 2 * patches * 53
     connector = pooled * 211 * (2 * 53 + 101)
     assert model.vision_work_per_crop == (3 * patches * 17 * 17 * 53 + 13 * encoder + pooling + connector)
+    there_and_back = 2 * 2 / 19e9  # seconds
+    assert model.vision_work_per_sent_number == pytest.approx(there_and_back * 17e12 / 6)
 
 
 def test_attention_is_twelve_operations_a_pair_layer_and_channel() -> None:

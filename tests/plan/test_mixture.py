@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, make_plan
-from preshard.packer_service.plan.mixture import count_copies, take
+from preshard.packer_service.plan.mixture import check_mixture, count_copies, take
 from preshard.packer_service.plan.pack import pack_documents
-from preshard.schemas.config import PackConfig
+from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.errors import ConfigError
 
 HASHES = mix64(np.arange(40_000, dtype=np.uint64))
 
@@ -117,3 +121,13 @@ def test_epochs_have_other_neighbours_for_no_more_packs() -> None:
     for one, other in ((0, 1), (0, 2), (1, 2)):
         shared = pairs(found[one]) & pairs(found[other])
         assert len(shared) < 0.15 * len(pairs(found[one]))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"mixture": {"gone": 1}}, {"mixture": {"a": 1}, "curriculum": [{"until": 1.0, "weights": {"gone": 1}}]}],
+)
+def test_a_source_that_no_row_has_is_named(asked: dict[str, Any]) -> None:
+    """Fails when a mistyped source packs another mixture, or a curriculum is not looked at behind a right mixture."""
+    with pytest.raises(ConfigError, match=rf"^{[*asked][-1]}: no row has the source gone; the rows have a$"):
+        check_mixture(parse_config(asked), ["a"])

@@ -60,6 +60,8 @@ def test_seed_shuffles_groups_and_turns_some() -> None:
     assert (orders[0] == orders[1]).all()
     for order in (orders[2], orders[3]):
         assert (order != orders[0]).any()
+    several = step_order(np.tile(costs, 3), window=4, seed=0, epochs=np.arange(1200) // 400).reshape(3, 400) % 400
+    assert len({order.tobytes() for order in several}) == 3, "each epoch has an order of its own"
     rising = (orders[0][:, 0] < orders[0][:, 1]).sum()
     assert 30 <= rising <= 70
     assert np.abs(np.corrcoef(np.arange(100), orders[0][:, 0])[0, 1]) < 0.3
