@@ -41,8 +41,8 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "tests/docs/test_pages.py::test_the_tables_of_keys_and_options_are_made_from_the_configurations",
         ],
     ),
-    "plan": (["packer_service/plan/*.py"], ["tests/plan", "tests/golden/test_plans.py"]),
-    "layout": (["packer_service/layout/**/*.py"], ["tests/layout", "tests/golden/test_plans.py"]),
+    "plan": (["packer_service/plan/*.py"], ["tests/plan", "tests/golden"]),
+    "layout": (["packer_service/layout/**/*.py"], ["tests/layout", "tests/golden"]),
     "packs": (
         ["packer_service/packs/*.py"],
         [
@@ -89,8 +89,11 @@ mutant would have them compiled anew."""
 UNSURE = re.compile(r"^FAILED .* - (IndexError|OverflowError)", re.MULTILINE)
 """What an interpreted loop raises where the compiled one may read past an array or go on: not a kill by itself."""
 
-CHOSEN = ("--testmon", "--testmon-forceselect", "-m", "not process")
-"""Tests that run what has changed. Of those that start processes testmon sees nothing."""
+CHOSEN = ("--testmon", "--testmon-forceselect")
+"""Tests that run what has changed, as far as they do so in their own process."""
+
+ALONE = ("-m", "not process and not cluster and not slow")
+"""Of those where loops are interpreted: others plan or pack too much for that."""
 
 PASSED, FAILED, NO_TESTS = 0, (1, 2, 4), 5
 """Exit statuses of pytest; 2 and 4 where a file of tests could not be imported."""
@@ -168,17 +171,18 @@ class Judge:
     def __init__(self, scratch: Path, room: str, *, quick: bool) -> None:
         self._tree, self._log, self._reached = scratch / "tree", scratch / "log", scratch / f"{room}.testmon"
         self._tests, self._loops, self._quick = ROOMS[room][1], room in LOOPS, quick
+        self._chosen = (*CHOSEN, *(ALONE if self._loops else ()))
         self._limit, before = WHOLE, _spent()
-        if self._run(*CHOSEN) not in (PASSED, NO_TESTS):
+        if self._run(*self._chosen) not in (PASSED, NO_TESTS):
             sys.exit(f"tests of {room} fail without a mutant:\n{self._said()[-3000:]}")
         self._limit = int(FACTOR * (_spent() - before)) + SLACK
 
     def killer(self, file: str, text: str) -> str | None:
         """The test that kills a mutant, which is a file's other text; None where it survives."""
         with self._planted(self._tree / file, text):
-            found = self._found("--testmon-nocollect", *CHOSEN)
+            found = self._found("--testmon-nocollect", *self._chosen)
             if found and self._loops and UNSURE.search(self._said()):
-                found = self._found("--testmon-nocollect", *CHOSEN, compiled=True)
+                found = self._found("--testmon-nocollect", *self._chosen, compiled=True)
             return found if found or self._quick else self._found(compiled=True)
 
     @contextmanager

@@ -615,14 +615,7 @@ def test_columns_without_a_form_are_told_with_the_nearest(row: Row, message: str
 KEYS = ["type", "text", "role", "from", "value", "url", "name", "id", "messages", "content"]
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["type", "text", "role", "from", "value", "url", "name", "id", "messages", "content"]),
-            inner,
-            max_size=3,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
     max_leaves=8,
 )
 
