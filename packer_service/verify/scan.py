@@ -25,8 +25,8 @@ from preshard.schemas.tables import TABLES, documents_schema, row_group_edges
 PART_ROWS = 65_536
 """Rows of a part: a row group, as the writer makes them."""
 
-KEPT_GROUPS = 3
-"""Row groups in memory: those that the rows of one shard lie in, and one more."""
+KEPT_ROWS = 3 * PART_ROWS
+"""Rows of row groups in memory: those of two parts that the rows of one shard lie in, and of one more."""
 
 
 LEGAL = {"stage": REJECT_STAGES, "code": REJECT_CODES}
@@ -171,7 +171,7 @@ class RowReader:
         self._files = ExitStack()
         self._file = pq.ParquetFile(self._files.enter_context(folder.open(name)))
         self._edges = row_group_edges(self._file.metadata)
-        self._kept: LRUCache[int, pa.Table] = LRUCache(KEPT_GROUPS)
+        self._kept: LRUCache[int, pa.Table] = LRUCache(KEPT_ROWS, getsizeof=len)
 
     def rows(self, first: int, end: int) -> pa.Table:
         """The rows ``[first, end)``, as far as they are there."""
@@ -186,9 +186,12 @@ class RowReader:
         return pa.concat_tables(found)
 
     def _group(self, number: int) -> pa.Table:
-        if number not in self._kept:
-            self._kept[number] = self._file.read_row_group(number)
-        return self._kept[number]
+        group = self._kept.get(number)
+        if group is None:
+            group = self._file.read_row_group(number)
+            if len(group) <= self._kept.maxsize:
+                self._kept[number] = group
+        return group
 
     def close(self) -> None:
         self._files.close()

@@ -19,6 +19,9 @@ from preshard.schemas.manifest import TableEntry
 GROUP_ROWS = 65_536
 """Most rows of a row group. One row group per shard would make a footer of a gigabyte at ten million packs."""
 
+DOCUMENT_ROWS = 16_384
+"""The same of documents, of which single rows are read: a quarter of the time for 7% more bytes."""
+
 MEASURES_FILE = "measures.parquet"
 
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -47,7 +50,8 @@ def write_table(
         order: the order of the measures.
         schema: its columns.
     """
-    groups = order.by_table(parts) if name == MEASURES_FILE else in_batches(iter(parts), GROUP_ROWS)
+    most = DOCUMENT_ROWS if name == "documents.parquet" else GROUP_ROWS
+    groups = order.by_table(parts) if name == MEASURES_FILE else in_batches(iter(parts), most)
     rows = 0
     with folder.writer(name) as sink:
         hashed = _Hashed(sink)
