@@ -130,6 +130,9 @@ CarriedFileChanged = _rule(
 AnnotationsInvalid = _rule(
     "D12", "AnnotationsInvalid", "annotations.parquet MUST be of this dataset, with the rows of documents.parquet."
 )
+FiguresInvalid = _rule(
+    "D13", "FiguresInvalid", "figures.json MUST be what the manifest says, and hold what follows from the tables."
+)
 
 # The shards
 ShardMissing = _rule("S1", "ShardMissing", "Every shard that the manifest lists MUST exist, with its index.")

@@ -22,6 +22,8 @@ from preshard.schemas.model.families import FAMILIES, INPUTS
 FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 RUN = "run.json"
+FIGURES = "figures.json"
+"""What the tables say of the dataset as a whole: see :mod:`preshard.packer_service.report.stored`."""
 SHARDS = "shards"
 WORK = ".work"
 """Folder inside the dataset that holds the finished work of an unfinished job. It is gone once the dataset is whole."""
@@ -84,6 +86,13 @@ class TableEntry(_Record):
     bytes: Natural
     sha256: str
     rows: Natural
+
+
+class FiguresEntry(_Record):
+    """The file of the dataset's figures."""
+
+    bytes: Natural
+    sha256: Sha256
 
 
 class CarriedFile(_Record):
@@ -218,6 +227,7 @@ class ManifestHead(_Record):
     phases: list[Natural]
     counts: Counts
     tables: list[TableEntry]
+    figures: FiguresEntry
     carried: list[CarriedFile]
 
     @property

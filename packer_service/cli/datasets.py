@@ -108,7 +108,7 @@ def advise(
     metavar="FILE",
     help="A tokenizer.json that decodes tokens; repeatable.",
 )
-@click.option("--cache-mib", default=512, show_default=True, type=click.IntRange(0), help="Memory for cached data.")
+@click.option("--cache-mib", default=256, show_default=True, type=click.IntRange(0), help="Memory for cached data.")
 def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mib: int) -> None:
     """Show every dataset below ROOT in a browser and over REST, read-only.
 

@@ -14,7 +14,7 @@ class ServiceSettings(BaseModel):
     token: SecretStr | None = Field(None, description="Bearer token that requests for data must carry.")
     hosts: tuple[str, ...] = Field((), description="Host names that requests may name; any if empty.")
     tokenizers: tuple[str, ...] = Field((), description="Tokenizer files besides Tekken, for decoding tokens.")
-    cache_bytes: int = Field(512 << 20, ge=0, description="Memory for columns, loads, samples and answers together.")
+    cache_bytes: int = Field(256 << 20, ge=0, description="Memory for columns, loads, samples and answers together.")
     rescan_seconds: float = Field(2.0, ge=0, description="Age at which the list of datasets is out of date.")
     scan_seconds: float = Field(10.0, gt=0, description="Longest look at one folder below the root.")
     request_seconds: float = Field(30.0, gt=0, description="Time limit of a request.")

@@ -21,6 +21,7 @@ from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.writing.record_file import GROUP, join_group, joined_entries, joined_rows
 from preshard.packer_service.job.writing.tables import Sums, write_table
+from preshard.packer_service.report.stored import write_figures
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
@@ -124,7 +125,7 @@ def finish(
     executor: Executor,
     progress: Progress,
 ) -> Finished:
-    """Writes the tables from the shards' records, and says what the manifest holds.
+    """Writes the tables from the shards' records, then their figures, and says what the manifest holds.
 
     Args:
         folder: the dataset.
@@ -157,6 +158,7 @@ def finish(
         phases=planned.phases(config),
         counts=counts,
         tables=tables,
+        figures=write_figures(folder, config, counts.packs),
         carried=carried,
     )
     return Finished(head=head, shards=partial(joined_entries, work, groups), seconds=round(seconds, 3))

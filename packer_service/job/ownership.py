@@ -18,7 +18,7 @@ from preshard.packer_service.shards.lock import LOCK, FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.schemas.manifest import BESIDE, MANIFEST, MODEL, RUN, SHARDS, WORK, ManifestHead, ShardEntry
+from preshard.schemas.manifest import BESIDE, FIGURES, MANIFEST, MODEL, RUN, SHARDS, WORK, ManifestHead, ShardEntry
 
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""
@@ -58,6 +58,7 @@ def finished_before(folder: Folder, record: Record) -> ManifestHead | None:
 def _check_sizes(folder: Folder, manifest: ManifestHead, shards: Iterable[ShardEntry]) -> None:
     for table in manifest.tables:
         _check_size(folder, table.name, folder.size(table.name), table.bytes)
+    _check_size(folder, FIGURES, folder.size(FIGURES), manifest.figures.bytes)
     for entry in manifest.carried:
         name = f"{MODEL}/{entry.name}"
         _check_size(folder, name, folder.size(name), entry.bytes)

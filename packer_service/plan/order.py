@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -181,11 +182,12 @@ def straggler_ratio(costs: Float64[np.ndarray, "packs"], dp_size: int) -> float:
         return 1.0
     width = min(dp_size, len(costs))
     n_steps = len(costs) // width
-    return float(_ratios(costs[: n_steps * width].reshape(n_steps, width)).mean())
+    return math.fsum(_ratios(costs[: n_steps * width].reshape(n_steps, width))) / n_steps
 
 
 def _ratios(steps: Float64[np.ndarray, "steps packs"]) -> Float64[np.ndarray, "steps"]:
-    mean = steps.mean(axis=1)
+    # in the order of the packs: along the last axis NumPy sums up in an order that depends on the processor
+    mean = np.add.reduce(np.ascontiguousarray(steps.T)) / steps.shape[1]
     return np.where(mean > 0, steps.max(axis=1, initial=0.0) / np.where(mean > 0, mean, 1.0), 1.0)
 
 

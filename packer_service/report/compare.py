@@ -8,20 +8,21 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from preshard.packer_service.report.dataset import dataset_lengths, open_dataset, report_dataset
+from preshard.packer_service.report.dataset import open_dataset, report_figures
 from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES, Better, Figure, shown
-from preshard.packer_service.report.fill import LengthCounts
 from preshard.packer_service.report.records import (
     Balances,
     Figures,
     ImageBalance,
     LayoutBalance,
+    Lengths,
     Losses,
     PlanFill,
     PlanReport,
     SourceShare,
     mean_of,
 )
+from preshard.packer_service.report.stored import read_figures
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.files.validation import first_violation
@@ -135,7 +136,7 @@ def compared_side(
     losses: Losses,
     shares: Mapping[str, SourceShare],
     balances: Balances,
-    lengths: LengthCounts | None = None,
+    lengths: Lengths | None = None,
     configuration: Mapping[str, Any] | None = None,
 ) -> ComparedSide:
     """What is compared of one dataset or plan.
@@ -145,7 +146,7 @@ def compared_side(
         source_documents: documents of the source.
         documents: those of them that are packed.
         fill, losses, shares, balances: its figures.
-        lengths: how many packed documents have each number of tokens; None where they are not known.
+        lengths: how long packed documents are; None where that is not known.
         configuration: sections and keys as the manifest has them.
     """
     found = [
@@ -176,12 +177,12 @@ def _contents(source_documents: int, documents: int, fill: PlanFill) -> Iterator
     yield "contents", "tokens of a pack", "tokens", fill.seq_len, None
 
 
-def _lengths(lengths: LengthCounts | None) -> Iterator[Entry]:
-    if lengths is None or not len(lengths):
+def _lengths(lengths: Lengths | None) -> Iterator[Entry]:
+    if lengths is None or lengths.mean is None:
         return
     for percent, label in LENGTHS.items():
-        yield "lengths", label, "tokens", lengths.percentile(percent), None
-    yield "lengths", "mean", "tokens", lengths.mean(), None
+        yield "lengths", label, "tokens", lengths.percentiles[percent], None
+    yield "lengths", "mean", "tokens", lengths.mean, None
 
 
 def _padding(fill: PlanFill) -> Iterator[Entry]:
@@ -250,12 +251,13 @@ def compare_locations(first: str, second: str) -> Comparison:
 def _side(location: str) -> ComparedSide:
     if location.endswith(".json") and Path(location).is_file():
         return _of_report(location, _read_report(Path(location)))
-    _, manifest = open_dataset(location)
-    return _of_report(location, report_dataset(location), dataset_lengths(location), manifest.config)
+    folder, manifest = open_dataset(location)
+    figures = read_figures(folder, manifest)
+    return _of_report(location, report_figures(folder, manifest, figures), figures.lengths, manifest.config)
 
 
 def _of_report(
-    name: str, report: PlanReport, lengths: LengthCounts | None = None, configuration: dict[str, object] | None = None
+    name: str, report: PlanReport, lengths: Lengths | None = None, configuration: dict[str, object] | None = None
 ) -> ComparedSide:
     return compared_side(
         without_secrets(name),

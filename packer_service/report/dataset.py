@@ -1,7 +1,4 @@
-"""``preshard report``: how full and how balanced a dataset is, what was lost and why, and what it warns of.
-
-Reads tables, never shards.
-"""
+"""``preshard report``: how full and how balanced a dataset is, what was lost and why, and what it warns of."""
 
 from __future__ import annotations
 
@@ -13,9 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from preshard.packer_service.report.fill import SUMMED, DocumentSums, LengthCounts, fill_of
-from preshard.packer_service.report.losses import losses_of
-from preshard.packer_service.report.measures import all_balances
+from preshard.packer_service.report.fill import straggler_ratios
 from preshard.packer_service.report.records import (
     DatasetReport,
     Figures,
@@ -23,9 +18,12 @@ from preshard.packer_service.report.records import (
     Mixture,
     RejectReason,
     SourceShare,
+    SourceTotals,
+    StoredFigures,
     Thinned,
 )
-from preshard.packer_service.report.tables import numbers_of, open_measures, read_numbers, table_parts
+from preshard.packer_service.report.stored import read_figures
+from preshard.packer_service.report.tables import read_numbers
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults
@@ -37,9 +35,6 @@ from preshard.schemas.model.encoder import encoder_of
 T = TypeVar("T", bound=Figures)
 
 REJECTS_FILE = "rejects.parquet"
-
-REJECT_COLUMNS = ("doc_id", "source", "location", "code", "message")
-"""Columns of rejects that say what was lost, and why."""
 
 
 def open_dataset(location: str) -> tuple[Folder, ManifestHead]:
@@ -62,8 +57,6 @@ def open_dataset(location: str) -> tuple[Folder, ManifestHead]:
 def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport:
     """Every figure of the report, described in ``docs/format.md``.
 
-    Tables are read in parts: what is held are two numbers for each pack, and the values of a few figures.
-
     Straggler ratios are given for ``dp_sizes``, by default for the powers of two that divide the window.
 
     Raises:
@@ -72,24 +65,22 @@ def report_dataset(location: str, dp_sizes: Sequence[int] = ()) -> DatasetReport
         FormatError: the dataset is broken.
     """
     folder, manifest = open_dataset(location)
-    config, counts = stored_config(manifest), manifest.counts
-    documents = DocumentSums.of(table_parts(folder, "documents.parquet", ["source", *SUMMED]))
-    run = _run(folder)
+    return report_figures(folder, manifest, read_figures(folder, manifest), dp_sizes)
+
+
+def report_figures(
+    folder: Folder, manifest: ManifestHead, figures: StoredFigures, dp_sizes: Sequence[int] = ()
+) -> DatasetReport:
+    """The report of a dataset whose figures are read."""
+    config, counts, run = stored_config(manifest), manifest.counts, _run(folder)
     seconds = run_seconds(run)
-    fill = fill_of(
-        documents.totals,
-        read_numbers(folder, "packs.parquet", "cost"),
-        config,
-        dp_sizes=dp_sizes,
-        limit=written_of(run, "limit", FillLimit),
-    )
-    lost = losses_of(table_parts(folder, REJECTS_FILE, REJECT_COLUMNS), documents.lost_tokens)
-    mixture = mixture_of(run, documents, config, counts.left_out)
-    with open_measures(folder, config, counts.packs) as measures:
-        balances = all_balances(measures)
-    found: list[Figures] = [fill, lost, balances, mixture]
+    straggler = figures.straggler_ratio
+    if dp_sizes:
+        straggler = straggler_ratios(read_numbers(folder, "packs.parquet", "cost"), config, dp_sizes)
+    known = dict(figures) | dict(mixture_of(run, figures.sources, config, counts.left_out))
+    known |= {"straggler_ratio": straggler, "limit": written_of(run, "limit", FillLimit)}
     return DatasetReport(
-        **{name: value for figures in found for name, value in figures if name != "documents"},
+        **{name: known[name] for name in known if name in DatasetReport.model_fields and name != "documents"},
         dataset_id=manifest.dataset_id,
         annotations=joined_columns(folder, manifest),
         source_documents=counts.source_documents,
@@ -133,27 +124,14 @@ def joined_columns(folder: Folder, manifest: ManifestHead) -> dict[str, int]:
         raise AnnotationsInvalid(ANNOTATIONS, " ".join(str(error).split())[:200]) from None
 
 
-def dataset_lengths(location: str) -> LengthCounts:
-    """How many documents of a dataset have each length.
-
-    Raises:
-        ConfigError: there is no such folder, or it is not a dataset.
-        FormatError: the table is broken.
-    """
-    folder, _ = open_dataset(location)
-    parts = table_parts(folder, "documents.parquet", ["length"])
-    return LengthCounts.of(numbers_of(part["length"]) for part in parts)
-
-
 def dataset_reject_reasons(location: str) -> list[RejectReason]:
     """The most frequent reasons of a dataset's rejects.
 
     Raises:
         ConfigError: there is no such folder, or it is not a dataset.
-        FormatError: the table is broken.
+        FormatError: the dataset is broken.
     """
-    folder, _ = open_dataset(location)
-    return losses_of(table_parts(folder, REJECTS_FILE, REJECT_COLUMNS), {}).reject_reasons
+    return read_figures(*open_dataset(location)).reject_reasons
 
 
 def dataset_limit(folder: Folder) -> FillLimit | None:
@@ -186,28 +164,29 @@ def run_seconds(run: Any) -> dict[str, float]:
     }
 
 
-def mixture_of(run: Any, documents: DocumentSums, config: PackConfig, left_out: int) -> Mixture:
+def mixture_of(run: Any, sources: Sequence[SourceTotals], config: PackConfig, left_out: int) -> Mixture:
     """What the job wrote of its mixture; without that, what can be seen in the documents.
 
     Args:
         run: the content of ``run.json``, or anything else.
-        documents: sums over the dataset's documents.
+        sources: what became of the documents of each.
         config: the dataset's configuration.
         left_out: documents that the mixture leaves out.
     """
     if (written := written_of(run, "mixture", Mixture)) is not None:
         return written
-    total, weights = documents.totals.tokens, dict(config.mixture)
+    total, weights = sum(each.tokens for each in sources), dict(config.mixture)
     shares = {
-        source: SourceShare(
-            weight=weights.get(source, 1.0),
-            documents=documents.documents[source],
-            tokens=tokens,
+        each.source: SourceShare(
+            weight=weights.get(each.source, 1.0),
+            documents=each.pieces,
+            tokens=each.tokens,
             asked=None,
-            share=tokens / total,
+            share=each.tokens / total,
             loss_share=None,
         )
-        for source, tokens in sorted(documents.tokens.items())
+        for each in sources
+        if each.pieces
     }
     return Mixture(left_out=left_out, shares=shares, phases=[])
 

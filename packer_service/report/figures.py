@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from preshard.packer_service.layout.measures import key_weight
 from preshard.schemas.config import PackConfig
@@ -206,7 +206,8 @@ FIGURES = (
         words="Mean modelled cost of the better of gather and ring attention, in tiles.",
         unit="tiles",
         better="less",
-        value="least(ring_path + {ring_keys}, gather_path + {key_weight} * most_keys)",
+        value="least(ring_path + {key_weight} * ({seq_len} // degree) * (degree - 1), "
+        "gather_path + {key_weight} * most_keys)",
     ),
     Figure(
         key="images",
@@ -298,9 +299,6 @@ def figures_of(group: MeasureGroup) -> tuple[Figure, ...]:
     return LAYOUT_FIGURES if group.scheme else IMAGE_FIGURES
 
 
-def expression(sql: str, group: MeasureGroup, config: PackConfig) -> str:
+def expression(sql: str, config: PackConfig) -> str:
     """What DuckDB computes for a ``value`` or ``over``, with what the configuration says put in its place."""
-    weight = key_weight(config.cost)
-    ring_keys = weight * (config.seq_len // group.degree) * (group.degree - 1)
-    known: dict[str, Any] = {"key_weight": f"{weight:.17e}", "ring_keys": f"{ring_keys:.17e}"}
-    return sql.format(**known)
+    return sql.format(key_weight=f"{key_weight(config.cost):.17e}", seq_len=config.seq_len)

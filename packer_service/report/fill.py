@@ -1,14 +1,12 @@
-"""How full packs are, what the rest is lost to, how even steps are; and the sums over documents that this needs."""
+"""How full packs are, what the rest is lost to, and how even steps are."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Float64, Int64
 
 from preshard.packer_service.plan.make import Plan
@@ -64,10 +62,7 @@ def fill_of(
     Raises:
         PlanError: a data-parallel size does not divide the window.
     """
-    seq_len, window = config.seq_len, config.order.window
-    check_dp_sizes(dp_sizes, window)
-    sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
-    runnable = [size for size in sizes if size <= len(cost)]  # fewer packs than ranks are no step
+    seq_len = config.seq_len
     tokens, aligned = totals.tokens, totals.aligned
     for_tokens = -(-aligned // seq_len)
     for_images = -(-totals.images // config.max_images) if config.max_images else 0
@@ -91,9 +86,20 @@ def fill_of(
         packs_for_tokens=for_tokens,
         packs_for_images=for_images,
         packs_for_patches=for_patches,
-        straggler_ratio={size: straggler_ratio(cost, size) for size in runnable},
+        straggler_ratio=straggler_ratios(cost, config, dp_sizes),
         cost_percentiles=_percentiles(cost),
     )
+
+
+def straggler_ratios(
+    cost: Float64[np.ndarray, "packs"], config: PackConfig, dp_sizes: Sequence[int]
+) -> dict[int, float]:
+    """By data-parallel size: the arguments and errors are those of :func:`fill_of`."""
+    window = config.order.window
+    check_dp_sizes(dp_sizes, window)
+    sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
+    # fewer packs than ranks are no step
+    return {size: straggler_ratio(cost, size) for size in sizes if size <= len(cost)}
 
 
 def _percentiles(cost: Float64[np.ndarray, "packs"]) -> dict[int, float]:
@@ -125,89 +131,3 @@ def mixture_figures(totals: MixtureTotals, config: PackConfig, names: Sequence[s
 
 def _shares(names: Sequence[str], tokens: Sequence[float]) -> dict[str, float]:
     return {name: number / max(math.fsum(tokens), 1) for name, number in zip(names, tokens, strict=True)}
-
-
-SUMMED = ("length", "aligned_length", "n_images", "n_patches", "truncated_tokens")
-"""Columns of ``documents.parquet`` that are summed, beside ``source``."""
-
-
-class DocumentSums:
-    """Sums over documents, and over those of each source.
-
-    Attributes:
-        documents, tokens, truncated: rows, real tokens and lost tokens by source.
-    """
-
-    def __init__(self) -> None:
-        self.documents, self.tokens, self.truncated = Counter[str](), Counter[str](), Counter[str]()
-        self._sums = Counter[str]()
-
-    @classmethod
-    def of(cls, parts: Iterable[pa.Table]) -> DocumentSums:
-        """The sums of parts with ``source`` and :data:`SUMMED`."""
-        sums = cls()
-        for part in parts:
-            sums.add(part)
-        return sums
-
-    def add(self, part: pa.Table) -> None:
-        """Adds some rows."""
-        wanted = [([], "count_all"), *((name, "sum") for name in SUMMED)]
-        for row in part.group_by("source", use_threads=False).aggregate(wanted).to_pylist():
-            source = row["source"]
-            self.documents[source] += row["count_all"]
-            self.tokens[source] += row["length_sum"]
-            self.truncated[source] += row["truncated_tokens_sum"]
-            self._sums.update({name: row[f"{name}_sum"] for name in SUMMED})
-
-    @property
-    def totals(self) -> PlanTotals:
-        """What the fill of packs needs."""
-        return PlanTotals(
-            documents=self.documents.total(),
-            tokens=self._sums["length"],
-            aligned=self._sums["aligned_length"],
-            images=self._sums["n_images"],
-            patches=self._sums["n_patches"],
-        )
-
-    @property
-    def lost_tokens(self) -> dict[str, int]:
-        """Truncated tokens of each source that lost any."""
-        return {source: tokens for source, tokens in self.truncated.items() if tokens}
-
-
-class LengthCounts:
-    """How many documents have each length: as many numbers as there are lengths, however many documents."""
-
-    def __init__(self) -> None:
-        self.lengths: Int64[np.ndarray, "lengths"] = np.zeros(0, np.int64)
-        self.counts: Int64[np.ndarray, "lengths"] = np.zeros(0, np.int64)
-
-    @classmethod
-    def of(cls, parts: Iterable[Int64[np.ndarray, "some"]]) -> LengthCounts:
-        """The counts of lengths that come in parts."""
-        found = cls()
-        for part in parts:
-            found.add(part)
-        return found
-
-    def add(self, lengths: Int64[np.ndarray, "some"]) -> None:
-        """Adds the lengths of some documents."""
-        values, counts = np.unique(lengths, return_counts=True)
-        both, place = np.unique(np.concatenate([self.lengths, values]), return_inverse=True)
-        summed = np.zeros(len(both), np.int64)
-        np.add.at(summed, place, np.concatenate([self.counts, counts]))
-        self.lengths, self.counts = both, summed
-
-    def __len__(self) -> int:
-        """How many documents there are."""
-        return int(self.counts.sum())
-
-    def mean(self) -> float:
-        return float(np.dot(self.lengths.astype(object), self.counts.astype(object)) / len(self))
-
-    def percentile(self, percent: int) -> int:
-        """The percentile of documents' lengths: that of the document at this place in ascending order."""
-        place = (len(self) - 1) * percent // 100
-        return int(self.lengths[np.searchsorted(np.cumsum(self.counts), place, side="right")])

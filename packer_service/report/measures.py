@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from preshard.packer_service.report.figures import COST, Figure, expression, figures_of
 from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, RankLoads, Spread
@@ -20,14 +20,19 @@ from preshard.packer_service.tables.connect import connect
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MeasureGroup, MeasureOrder, measure_groups
 
+T = TypeVar("T")
+
 RANK_MEAN_DIGITS = 3
 """Decimals of a rank's mean load: loads are whole numbers, of which thousandths are more than enough."""
 
-NEAR = 4096
-"""Packs that lie so near to each other are read together."""
-
 EXACT = "DECIMAL(38, 12)"
 """What is summed up: sums of floating-point numbers differ from run to run."""
+
+PLACES = (pa.field("degree", pa.int64()), pa.field("place", pa.int64()))
+"""Columns that rows get besides their own."""
+
+QUANTILE_VALUES = 1 << 24
+"""Values, of 8 bytes, that quantiles of one query are taken of: all of them are in memory."""
 
 P95 = "quantile_disc({0}, 0.95)"
 """The least value that 95% of the packs do not exceed."""
@@ -50,6 +55,11 @@ class StoredMeasures:
     @property
     def n_packs(self) -> int:
         return self.order.n_packs
+
+    @property
+    def block_packs(self) -> int:
+        """Packs that are read together."""
+        return self.order.block_packs
 
     def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
         """Columns of the rows of one group and consecutive packs, pack by pack, in parts."""
@@ -76,6 +86,10 @@ class SampledMeasures:
     def n_packs(self) -> int:
         return len(self.rows) // max(len(measure_groups(self.config)), 1)
 
+    @property
+    def block_packs(self) -> int:
+        return max(self.n_packs, 1)
+
     def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
         groups = measure_groups(self.config)
         own = np.arange(packs.start, packs.stop) * len(groups) + groups.index(group)
@@ -86,48 +100,21 @@ Measures = StoredMeasures | SampledMeasures
 """Rows of ``measures.parquet``, wherever they are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupQuestion:
-    """A query over the rows of one group.
-
-    Attributes:
-        measures: where the rows are.
-        group: which.
-        packs: of which packs.
-    """
-
-    measures: Measures
-    group: MeasureGroup
-    packs: range
-
-    def value(self, figure: Figure) -> str:
-        """The expression of a figure's value in one pack."""
-        return f"({expression(figure.value, self.group, self.measures.config)})"
-
-    def ask(self, sql: str, columns: Iterable[str]) -> list[tuple[Any, ...]]:
-        """The rows of an answer.
-
-        Args:
-            sql: asks ``rows``, which have the columns, and ``pack_id``.
-            columns: of ``measures.parquet``; fewer are read faster.
-        """
-        names = sorted({*columns} - {"pack_id"})
-        return ask(sql, pa.schema([MEASURES.field(name) for name in names]), lambda: self._parts(names))
-
-    def _parts(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        first = self.packs.start
-        for part in self.measures.read(self.group, names, self.packs):
-            yield part.append_column("pack_id", pa.array(np.arange(first, first + len(part))))
-            first += len(part)
-
-
-def ask(sql: str, schema: pa.Schema, parts: Callable[[], Iterator[pa.Table]]) -> list[tuple[Any, ...]]:
+def ask(
+    sql: str,
+    schema: pa.Schema,
+    parts: Callable[[], Iterator[pa.Table]],
+    database: duckdb.DuckDBPyConnection | None = None,
+    fetch: Callable[[duckdb.DuckDBPyConnection], Any] = duckdb.DuckDBPyConnection.fetchall,
+) -> Any:
     """The answer to a query over ``rows``, which pass in parts and are not kept.
 
     Args:
         sql: the query.
-        schema: the columns of the rows, but for ``pack_id``.
+        schema: the columns of the rows.
         parts: reads the rows. What it raises is raised here.
+        database: answers it; None for one of its own.
+        fetch: takes the answer; by default as a list of rows.
     """
     raised = list[Exception]()
 
@@ -139,11 +126,10 @@ def ask(sql: str, schema: pa.Schema, parts: Callable[[], Iterator[pa.Table]]) ->
             raised.append(error)
             raise
 
-    reader = pa.RecordBatchReader.from_batches(schema.append(pa.field("pack_id", pa.int64())), batches())
+    reader = pa.RecordBatchReader.from_batches(schema, batches())
     try:
-        with connect({"rows": reader}) as connection:
-            found: list[tuple[Any, ...]] = connection.execute(sql).fetchall()
-            return found
+        with connect({"rows": reader}, database=database) as connection:
+            return fetch(connection.execute(sql))
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(str(error)) from None
     except duckdb.Error as error:
@@ -154,55 +140,107 @@ def all_balances(measures: Measures) -> Balances:
     """The balance of everything that a configuration stores, over all packs."""
     groups = measure_groups(measures.config)
     layouts = [group for group in groups if group.scheme]
-    degrees = sorted({group.degree for group in layouts})
-    balance: dict[str, dict[int, LayoutBalance]] = {}
-    for group in layouts:
-        balance.setdefault(group.scheme or "", {})[group.degree] = layout_balance(measures, group)
-    return Balances(
-        balanced_packs=measures.n_packs,
-        balance=balance,
-        images={group.degree: image_balance(measures, group) for group in groups if group.scheme is None},
-        preferred={degree: preferred(measures, list(balance), degree) for degree in degrees},
-    )
+    images = [group for group in groups if group.scheme is None]
+    with connect() as database:
+        balance: dict[str, dict[int, LayoutBalance]] = {}
+        for group, figures in _balances(measures, layouts, None, database).items():
+            balance.setdefault(group.scheme or "", {})[group.degree] = _layout_balance(group, figures)
+        return Balances(
+            balanced_packs=measures.n_packs,
+            balance=balance,
+            images={
+                group.degree: _image_balance(group, figures)
+                for group, figures in _balances(measures, images, None, database).items()
+            },
+            preferred={
+                degree: preferred(measures, list(balance), degree, None, database)
+                for degree in sorted({group.degree for group in layouts})
+            },
+        )
 
 
 def layout_balance(measures: Measures, group: MeasureGroup, packs: range | None = None) -> LayoutBalance:
     """One layout at one ring degree, over all packs or some."""
-    found = _balance(measures, group, packs)
-    return LayoutBalance(layout=group.scheme, ring_degree=group.degree, **found)
+    return _layout_balance(group, _balances(measures, [group], packs, None)[group])
 
 
 def image_balance(measures: Measures, group: MeasureGroup, packs: range | None = None) -> ImageBalance:
     """The image boundaries of one CP size, over all packs or some."""
-    return ImageBalance(cp_size=group.degree, **_balance(measures, group, packs))
+    return _image_balance(group, _balances(measures, [group], packs, None)[group])
 
 
-def _balance(measures: Measures, group: MeasureGroup, packs: range | None) -> dict[str, Any]:
-    """Every figure of a group, by one query."""
-    question = GroupQuestion(measures=measures, group=group, packs=range(measures.n_packs) if packs is None else packs)
-    figures, asked = figures_of(group), ["count(*)"]
-    for figure in figures:
-        asked += _aggregates(question, figure)
-    columns = {column for figure in figures for column in (*figure.columns(), figure.ranks)} - {"degree", ""}
-    [answer] = question.ask(f"SELECT {', '.join(asked)} FROM {_with_degree(group)}", columns)
-    count, *values = answer
-    found, before = {"packs": count}, 0
-    for figure in figures:
-        n = len(_aggregates(question, figure))
-        found[figure.key] = _said(figure, values[before : before + n], count)
-        before += n
+def _layout_balance(group: MeasureGroup, figures: dict[str, Any]) -> LayoutBalance:
+    return LayoutBalance(layout=group.scheme, ring_degree=group.degree, **figures)
+
+
+def _image_balance(group: MeasureGroup, figures: dict[str, Any]) -> ImageBalance:
+    return ImageBalance(cp_size=group.degree, **figures)
+
+
+def _balances(
+    measures: Measures,
+    groups: Sequence[MeasureGroup],
+    packs: range | None,
+    database: duckdb.DuckDBPyConnection | None,
+) -> dict[MeasureGroup, dict[str, Any]]:
+    """Every figure of groups of one kind, by as few queries as memory allows."""
+    own = range(measures.n_packs) if packs is None else packs
+    found: dict[MeasureGroup, dict[str, Any]] = {group: {"packs": len(own)} for group in groups}
+    if not groups:
+        return found
+    figures, most = figures_of(groups[0]), QUANTILE_VALUES // max(len(own), 1)
+    for some in _slices(groups, most // len(figures)):
+        for asked in _slices(figures, most):
+            for group, values in zip(some, _aggregate(measures, some, asked, own, database), strict=True):
+                found[group] |= values
     return found
 
 
-def _with_degree(group: MeasureGroup) -> str:
-    """The rows with the degree, which is the same for all and need not be read."""
-    return f"(SELECT *, {group.degree}::BIGINT AS degree FROM rows)"
+def _slices(values: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """Values, so many at a time, and at least one."""
+    each = max(most, 1)
+    return (values[at : at + each] for at in range(0, len(values), each))
 
 
-def _aggregates(question: GroupQuestion, figure: Figure) -> list[str]:
-    """What is asked for one figure."""
-    value = question.value(figure)
-    of_ranks = [f"sum({figure.ranks}[{rank}])" for rank in range(1, question.group.degree + 1)] if figure.ranks else []
+def _aggregate(
+    measures: Measures,
+    groups: Sequence[MeasureGroup],
+    figures: Sequence[Figure],
+    packs: range,
+    database: duckdb.DuckDBPyConnection | None,
+) -> list[dict[str, Any]]:
+    """Some figures of each group, by one query."""
+    ranks = max(group.degree for group in groups)
+    asked = [_aggregates(figure, measures.config, ranks) for figure in figures]
+    columns = {column for figure in figures for column in (*figure.columns(), figure.ranks)} - {"degree", ""}
+    names = sorted(columns)
+
+    def parts() -> Iterator[pa.Table]:
+        for number, group in enumerate(groups):
+            for part in measures.read(group, names, packs):
+                degree, place = (np.full(len(part), value) for value in (group.degree, number))
+                yield part.append_column("degree", pa.array(degree)).append_column("place", pa.array(place))
+
+    schema = pa.schema([*(MEASURES.field(name) for name in names), *PLACES])
+    answer = ask(f"SELECT place, {', '.join(chain(*asked))} FROM rows GROUP BY place", schema, parts, database)
+    by_place = {place: values for place, *values in answer}
+    found = []
+    for number, group in enumerate(groups):
+        values = iter(by_place.get(number, [None] * sum(map(len, asked))))
+        own = [list(islice(values, len(each))) for each in asked]
+        found.append(
+            {
+                figure.key: _said(figure, values, len(packs), group.degree)
+                for figure, values in zip(figures, own, strict=True)
+            }
+        )
+    return found
+
+
+def _aggregates(figure: Figure, config: PackConfig, ranks: int) -> list[str]:
+    """What is asked for one figure of groups of at most so many ranks."""
+    value = f"({expression(figure.value, config)})"
+    of_ranks = [f"sum({figure.ranks}[{rank}])" for rank in range(1, ranks + 1)] if figure.ranks else []
     if figure.kind == "mean":
         return [f"sum({value}::{EXACT})"]
     if figure.kind == "ratio":
@@ -214,130 +252,109 @@ def _spread_of(value: str) -> list[str]:
     return [f"count({value})", f"sum({value}::{EXACT})", P95.format(value), f"max({value})"]
 
 
-def _said(figure: Figure, values: Sequence[Any], packs: int) -> Any:
-    """What a record says of a figure."""
+def _said(figure: Figure, values: Sequence[Any], packs: int, degree: int) -> Any:
+    """What a record says of a figure of so many ranks."""
     if figure.kind == "mean":
         return float(values[0] / packs) if packs else 0.0
     if figure.kind == "ratio":
         return float(values[0] / values[1]) if values[1] else None
     spread, ranks = (values[:4], values[4:]) if figure.has_spread else ([], values)
-    means = [round((load or 0) / max(packs, 1), RANK_MEAN_DIGITS) for load in ranks]
+    means = [round((load or 0) / max(packs, 1), RANK_MEAN_DIGITS) for load in ranks[:degree]]
     if figure.kind == "ranks":
         return means
     return RankLoads(rank_mean=means, imbalance=_spread(*spread)) if figure.kind == "loads" else _spread(*spread)
 
 
-def _spread(packs: int, total: Any, p95: float | None, most: float | None) -> Spread:
-    return Spread(packs=packs, mean=float(total / packs) if packs else None, p95=p95, max=most)
+def _spread(packs: int | None, total: Any, p95: float | None, most: float | None) -> Spread:
+    return Spread(packs=packs or 0, mean=float(total / packs) if packs else None, p95=p95, max=most)
 
 
-def preferred(measures: Measures, schemes: Sequence[str], degree: int, packs: range | None = None) -> dict[str, int]:
+def preferred(
+    measures: Measures,
+    schemes: Sequence[str],
+    degree: int,
+    packs: range | None = None,
+    database: duckdb.DuckDBPyConnection | None = None,
+) -> dict[str, int]:
     """How many packs the cost model prefers each of some layouts for, the most frequent first.
 
     Of equal costs the layout that is stored first counts.
     """
     own = range(measures.n_packs) if packs is None else packs
     groups = [group for group in measure_groups(measures.config) if group.scheme in schemes and group.degree == degree]
-    columns = sorted(COST.columns())
+    columns = sorted(COST.columns() - {"degree"})
 
     def parts() -> Iterator[pa.Table]:
-        first = own.start
         for of_groups in zip(*(measures.read(group, columns, own) for group in groups), strict=True):
-            joined = {
-                f"{name}_{number}": part[name] for number, part in enumerate(of_groups) for name in part.column_names
-            }
-            yield pa.table(joined | {"pack_id": np.arange(first, first + len(of_groups[0]))})
-            first += len(of_groups[0])
+            yield pa.table({f"{name}_{n}": part[name] for n, part in enumerate(of_groups) for name in columns})
 
     costs = []
     for number, group in enumerate(groups):
-        cost = expression(COST.value, group, measures.config)
+        cost = expression(COST.value, measures.config).replace("degree", f"{group.degree}")
         for name in columns:
             cost = cost.replace(name, f"{name}_{number}")
         costs.append(cost)
     schema = pa.schema([(f"{name}_{number}", pa.int64()) for number in range(len(groups)) for name in columns])
     best = f"list_position([{', '.join(costs)}], least({', '.join(costs)}))"
-    found = ask(f"SELECT {best} - 1 AS best, count(*) FROM rows GROUP BY best ORDER BY 2 DESC, 1", schema, parts)
+    asked = f"SELECT {best} - 1 AS best, count(*) FROM rows GROUP BY best ORDER BY 2 DESC, 1"
+    found = ask(asked, schema, parts, database)
     return {groups[number].scheme or "": count for number, count in found}
 
 
-def ranked_packs(question: GroupQuestion, figure: Figure, wanted: slice, *, descending: bool) -> list[int]:
-    """A part of the packs in the order of a figure's values; equal ones by number, those without a value last."""
-    start, stop, _ = wanted.indices(len(question.packs))
-    order = "DESC" if descending else "ASC"
-    found = question.ask(
-        f"SELECT pack_id FROM {_with_degree(question.group)} ORDER BY {question.value(figure)} {order} NULLS LAST, "
-        f"pack_id LIMIT {max(stop - start, 0)} OFFSET {start}",
-        figure.columns() - {"degree"},
-    )
-    return [pack for (pack,) in found]
-
-
-def pack_values(
+def figure_values(
     measures: Measures, group: MeasureGroup, figures: Sequence[Figure], packs: Sequence[int]
-) -> dict[int, tuple[float | None, ...]]:
-    """The value of each figure in each of some packs, by the pack's number."""
-    names = sorted({column for figure in figures for column in figure.columns()} - {"degree"})
-    question = GroupQuestion(measures=measures, group=group, packs=range(0))
-
-    def parts() -> Iterator[pa.Table]:
-        for near in _neighbours(sorted(packs)):
-            [*rows] = measures.read(group, names, range(near[0], near[-1] + 1))
-            places = pa.array([pack - near[0] for pack in near])
-            yield pa.concat_tables(rows).take(places).append_column("pack_id", pa.array(near))
-
-    asked = ", ".join(map(question.value, figures))
-    schema = pa.schema([MEASURES.field(name) for name in names])
-    found = ask(f"SELECT pack_id, {asked} FROM {_with_degree(group)}", schema, parts)
-    return {pack: tuple(values) for pack, *values in found}
-
-
-def _neighbours(packs: Sequence[int]) -> Iterator[list[int]]:
-    """Ascending packs in groups, each of which lies in few row groups."""
-    for _, group in groupby(packs, lambda pack: pack // NEAR):
-        yield list(group)
-
-
-def shard_means(question: GroupQuestion, figure: Figure, packs_per_shard: int) -> dict[int, float]:
-    """The mean over the packs of each shard that have a value, by the shard's number; only shards that have one."""
-    value = question.value(figure)
-    found = question.ask(
-        f"SELECT pack_id // {packs_per_shard} AS shard, sum({value}::{EXACT})::DOUBLE / count({value}) "
-        f"FROM {_with_degree(question.group)} GROUP BY shard HAVING count({value}) > 0",
-        figure.columns() - {"degree"},
-    )
-    return dict(found)
+) -> dict[str, Float64[np.ndarray, "packs"]]:
+    """The value of each figure, by its key, in each of some ascending packs; nan where it has no meaning."""
+    asked = ", ".join(f'({expression(figure.value, measures.config)})::DOUBLE AS "{figure.key}"' for figure in figures)
+    answer = _ask_packs(f"SELECT place, {asked} FROM rows", measures, group, figures, packs)
+    found = {figure.key: np.full(len(packs), np.nan) for figure in figures}
+    for key, values in found.items():
+        values[answer["place"]] = np.ma.filled(answer[key], np.nan)
+    return found
 
 
 def shard_spreads(
-    question: GroupQuestion, figures: Sequence[Figure], packs_per_shard: int, shards: Sequence[int]
+    measures: Measures, group: MeasureGroup, figures: Sequence[Figure], packs: Sequence[int], packs_per_shard: int
 ) -> dict[int, tuple[Spread, ...]]:
-    """The spread of each figure over the packs of each of some shards, by the shard's number."""
-    asked = [each for figure in figures for each in _spread_of(question.value(figure))]
-    columns = {column for figure in figures for column in figure.columns()} - {"degree"}
-    found = question.ask(
-        f"SELECT pack_id // {packs_per_shard} AS shard, {', '.join(asked)} FROM {_with_degree(question.group)} "
-        f"WHERE pack_id // {packs_per_shard} IN ({', '.join(map(str, [*shards, -1]))}) GROUP BY shard",
-        columns,
-    )
+    """The spread of each figure over those of some ascending packs that are in one shard, by the shard's number."""
+    asked = [each for figure in figures for each in _spread_of(f"({expression(figure.value, measures.config)})")]
+    sql = f"SELECT pack_id // {packs_per_shard} AS shard, {', '.join(asked)} FROM rows GROUP BY shard"
+    found = _ask_packs(sql, measures, group, figures, packs, duckdb.DuckDBPyConnection.fetchall)
     return {shard: tuple(_spread(*values[at : at + 4]) for at in range(0, len(values), 4)) for shard, *values in found}
 
 
-def worst_of_shards(
-    question: GroupQuestion, figure: Figure, packs_per_shard: int, shards: Sequence[int]
-) -> dict[int, tuple[int, float]]:
-    """The pack of each of some shards that has the largest value, and that value; of equal ones the first.
+def _ask_packs(
+    sql: str,
+    measures: Measures,
+    group: MeasureGroup,
+    figures: Sequence[Figure],
+    packs: Sequence[int],
+    fetch: Callable[[duckdb.DuckDBPyConnection], Any] = duckdb.DuckDBPyConnection.fetchnumpy,
+) -> Any:
+    """The answer to a query over the rows of some packs, with the columns of figures, ``degree`` and ``place``."""
+    names = sorted({"pack_id"}.union(*(figure.columns() for figure in figures)) - {"degree"})
 
-    By the shard's number; only shards in which a pack has a value.
-    """
-    found = question.ask(
-        f"SELECT shard, first(pack_id ORDER BY value DESC, pack_id), max(value) FROM "
-        f"(SELECT pack_id, pack_id // {packs_per_shard} AS shard, {question.value(figure)} AS value "
-        f"FROM {_with_degree(question.group)}) "
-        f"WHERE shard IN ({', '.join(map(str, [*shards, -1]))}) AND value IS NOT NULL GROUP BY shard",
-        figure.columns() - {"degree"},
-    )
-    return {shard: (pack, value) for shard, pack, value in found}
+    def parts() -> Iterator[pa.Table]:
+        first = 0
+        for near in _neighbours(packs, measures.block_packs):
+            wanted = range(near[0], near[-1] + 1) if len(near) else range(0)
+            rows = pa.concat_tables(measures.read(group, names, wanted))
+            if len(near) < len(wanted):
+                rows = rows.take(pa.array(np.asarray(near) - near[0]))
+            degree, place = np.full(len(near), group.degree), np.arange(first, first + len(near))
+            yield rows.append_column("degree", pa.array(degree)).append_column("place", pa.array(place))
+            first += len(near)
+
+    schema = pa.schema([*(MEASURES.field(name) for name in names), *PLACES])
+    return ask(sql, schema, parts, fetch=fetch)
+
+
+def _neighbours(packs: Sequence[int], each: int) -> Iterator[Sequence[int]]:
+    """Ascending packs in groups, each of which lies in one block of so many."""
+    # NumPy takes numbers out of a range one by one
+    numbers = np.arange(packs.start, packs.stop) if isinstance(packs, range) else np.asarray(packs, np.int64)
+    edges = np.searchsorted(numbers, np.arange(each, numbers[-1] + 1, each)) if len(numbers) else []
+    return (near for near in np.split(numbers, edges) if len(near))
 
 
 def read_numbers(measures: Measures, group: MeasureGroup, column: str, packs: range) -> Int64[np.ndarray, "..."]:

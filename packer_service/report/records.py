@@ -207,6 +207,53 @@ class Warned(Figures):
     warnings: list[str] = Field(description="Such as costs that are weighed by the dimensions of another model.")
 
 
+class Histogram(Figures):
+    """Counts of values between edges: bar i counts `edges[i] <= value < edges[i + 1]`, the last one also its end."""
+
+    unit: str = Field(description="What the edges count.", examples=["tokens"])
+    edges: list[float] = Field(examples=[[0, 1024, 2048]])
+    counts: list[int] = Field(examples=[[118, 31]])
+
+
+class SourceTotals(Figures):
+    """What became of one source's documents."""
+
+    source: str = Field(examples=["text"])
+    documents: int = Field(description="Documents that are packed, whole or in part.")
+    pieces: int = Field(description="Rows of documents.parquet: every piece and every copy.")
+    tokens: int
+    images: int = Field(description="Crops.")
+    truncated_tokens: int = Field(description="Tokens lost by truncation.")
+    rejected: int = Field(description="Rows of rejects.parquet.")
+    rejects: dict[str, int] = Field(description="The same by code.")
+
+
+class Histograms(Figures):
+    """How sizes are distributed."""
+
+    document_tokens: Histogram
+    document_images: Histogram
+    pack_cost: Histogram
+    pack_tokens: Histogram
+    pack_images: Histogram
+    pack_documents: Histogram
+
+
+class Lengths(Figures):
+    """How long packed documents are, in tokens, every piece and copy counted."""
+
+    percentiles: dict[int, int] = Field(description="Of some percents; empty without documents.")
+    mean: float | None = Field(description="Null without documents.")
+
+
+class StoredFigures(PlanFill, Losses, Balances):
+    """What the tables of a dataset say of all of it: ``figures.json``."""
+
+    sources: list[SourceTotals]
+    histograms: Histograms
+    lengths: Lengths
+
+
 class PlanReport(PlanFill, Losses, Mixture, Balances):
     """What packing documents would give: the figures of `preshard plan --json`."""
 

@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
+from preshard.packer_service.report.stored import compute_figures, read_figures
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.packer_service.verify.folder import (
@@ -19,6 +20,7 @@ from preshard.packer_service.verify.folder import (
     check_files,
     check_manifest,
     check_shard_list,
+    compare_figures,
 )
 from preshard.packer_service.verify.scan import MEASURES_FILE, DocumentRows, MeasuresReader, RowReader
 from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
@@ -30,7 +32,7 @@ from preshard.schemas.dataset.annotations import ANNOTATIONS
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import ConfigError, FormatError, ManifestMissing, MeasuresInvalid, PreshardError
 from preshard.schemas.files.secrets import without_secrets
-from preshard.schemas.manifest import LARGEST_CARRIED, MANIFEST, Manifest, TableEntry
+from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, MANIFEST, Manifest, TableEntry
 
 MOST_PACKS = 8
 """Packs of a dataset that are checked independently unless all are asked for."""
@@ -74,6 +76,7 @@ def verify_dataset(
         dataset.check_tables(progress)
         chosen = choose_packs(manifest.counts.packs, thorough=thorough)
         dataset.check_shards(chosen, processes or os.cpu_count() or 1, progress)
+        dataset.check_figures()
     return Verdict(
         dataset=without_secrets(location), checked=dict(checked), broken=faults.listed, unlisted=faults.unlisted()
     )
@@ -132,6 +135,17 @@ class _Dataset:
         with self.folder.open(name) as file:
             content: bytes = file.read(LARGEST_CARRIED + 1)
         return content
+
+    def check_figures(self) -> None:
+        """``figures.json``: the one that the manifest names and, of a sound dataset, what follows from its tables."""
+        faults = self.faults
+        try:
+            stored = read_figures(self.folder, self.manifest)
+            if not faults.listed:
+                derived = compute_figures(self.folder, self.config, self.manifest.counts.packs)
+                faults.extend(compare_figures(stored, derived), FIGURES)
+        except FormatError as error:
+            faults.extend([(type(error), error.detail)], error.where)
 
     def check_shards(self, independent: Container[int], processes: int, progress: Progress) -> None:
         """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer."""

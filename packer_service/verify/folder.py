@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import BaseModel
 
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.scan import PART_ROWS, RowReader
@@ -21,13 +23,14 @@ from preshard.schemas.errors import (
     AnnotationsInvalid,
     CarriedFileChanged,
     DocumentLost,
+    FiguresInvalid,
     FileUnknown,
     ManifestContradiction,
     ManifestInvalid,
     ShardMissing,
     TableMissing,
 )
-from preshard.schemas.manifest import BESIDE, ENERGON, MANIFEST, MODEL, RUN, SHARDS, TOKENIZER, WORK, Manifest
+from preshard.schemas.manifest import BESIDE, ENERGON, FIGURES, MANIFEST, MODEL, RUN, SHARDS, TOKENIZER, WORK, Manifest
 from preshard.schemas.tables import TABLES
 
 
@@ -66,7 +69,7 @@ def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding
 def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Every file that the manifest names is there, but for shards, and no other. Yields the file with what is wrong."""
     carried = [f"{MODEL}/{entry.name}" for entry in manifest.carried]
-    there, known = set(names), {MANIFEST, RUN, ANNOTATIONS, *TABLES, *carried, *BESIDE}
+    there, known = set(names), {MANIFEST, RUN, FIGURES, ANNOTATIONS, *TABLES, *carried, *BESIDE}
     for entry in manifest.tables:
         if entry.name in TABLES and entry.name not in there:
             yield entry.name, (TableMissing, "is not there")
@@ -142,6 +145,28 @@ def check_dataset_id(manifest: Manifest, derived: str) -> Iterator[Finding]:
     """``dataset_id`` hashes configuration, tokenizer, model and plan."""
     if manifest.dataset_id != derived:
         yield ManifestContradiction, f"dataset_id is {manifest.dataset_id!r}, not {derived!r}"
+
+
+def compare_figures(stored: BaseModel, derived: BaseModel) -> Iterator[Finding]:
+    """Stored figures are those that the tables give; of each field the first that differs is named."""
+    for field in type(derived).model_fields:
+        there, wanted = (_flat(getattr(figures, field)) for figures in (stored, derived))
+        for key in dict.fromkeys((*wanted, *there)):
+            found, given = there.get(key), wanted.get(key)
+            if found != given:
+                yield FiguresInvalid, f"{field}{key} is {found!r:.80}; the tables give {given!r:.80}"
+                break
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Single values by where they lie in a figure."""
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {path: value}
+    return {place: single for key, part in value.items() for place, single in _flat(part, f"{path}.{key}").items()}
 
 
 def check_annotations(folder: Folder, manifest: Manifest, n_documents: int) -> Iterator[Finding]:

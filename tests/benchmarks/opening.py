@@ -46,7 +46,15 @@ def write_dataset(folder: Path, packs: int, per_shard: int) -> None:
     from preshard.schemas.codec import encode_json
     from preshard.schemas.config import PackConfig
     from preshard.schemas.dataset.manifest_parts import manifest_parts
-    from preshard.schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TableEntry, TokenizerEntry
+    from preshard.schemas.manifest import (
+        FORMAT_VERSION,
+        Counts,
+        FiguresEntry,
+        ManifestHead,
+        ShardEntry,
+        TableEntry,
+        TokenizerEntry,
+    )
 
     digest, size = write_packs(folder / "packs.parquet", packs, per_shard)
     config = PackConfig(packs_per_shard=per_shard)
@@ -67,6 +75,7 @@ def write_dataset(folder: Path, packs: int, per_shard: int) -> None:
         phases=[],
         counts=Counts(**{name: 0 for name in Counts.model_fields if name != "packs"}, packs=packs),
         tables=[TableEntry(name="packs.parquet", bytes=size, sha256=digest, rows=packs)],
+        figures=FiguresEntry(bytes=0, sha256="0" * 64),
         carried=[],
     )  # fmt: skip
     shards = (

@@ -17,10 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from mixtures import lengths
 
-from preshard.packer_service.job.writing.tables import ENCODINGS, GROUP_ROWS
+from preshard.packer_service.job.writing.tables import DOCUMENT_ROWS, ENCODINGS, GROUP_ROWS
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.report.planned.what_if import solve_lengths
+from preshard.packer_service.report.stored import write_figures
+from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import encode_json, sample_key, seal_manifest, shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
@@ -154,7 +156,8 @@ def documents_table(plan: Plan, images: np.ndarray, time: int) -> pa.Table:
 def write_table(path: Path, schema: pa.Schema, parts: Sequence[pa.Table] | Iterator[pa.Table]) -> None:
     with pq.ParquetWriter(path, schema, compression="zstd", **ENCODINGS.get(path.name, {})) as to:
         for part in parts:
-            to.write_table(part, row_group_size=GROUP_ROWS if path.name != "measures.parquet" else None)
+            most = {"measures.parquet": None, "documents.parquet": DOCUMENT_ROWS}.get(path.name, GROUP_ROWS)
+            to.write_table(part, row_group_size=most)
 
 
 def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackConfig, times: int) -> None:
@@ -217,6 +220,7 @@ def write_manifest(folder: Path, plan: Plan, images: np.ndarray, config: PackCon
         phases=[],
         counts=counts,
         tables=tables,
+        figures=write_figures(Folder(str(folder)), config, n_packs),
         carried=[],
         shards=shards,
     )

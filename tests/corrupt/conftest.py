@@ -30,8 +30,10 @@ from preshard.packer_service.layout.mask import MaskIndex, full_and_window
 from preshard.packer_service.layout.needs import key_blocks_needed
 from preshard.packer_service.packs.figures import UnitTotals, pack_figures
 from preshard.packer_service.packs.measures import MeasureRows
+from preshard.packer_service.report.stored import write_figures
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import NoProgress
+from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify import Verdict
 from preshard.schemas.boundaries import UnitParts, unit_parts
 from preshard.schemas.codec import crc32c, encode_index, seal_manifest, tar_member
@@ -321,6 +323,12 @@ class Editable:
             self._write_shard(number, samples, places=places)
         for name in TABLES:
             self.write_table(name, pa.Table.from_pylist(self.tables[name], schema=TABLES[name]))
+        self.seal()
+
+    def figure(self) -> None:
+        """Makes the stored figures follow from the tables that are written."""
+        config, packs = parse_config(self.manifest["config"]), self.manifest["counts"]["packs"]
+        self.manifest["figures"] = write_figures(Folder(str(self.path)), config, packs).model_dump()
         self.seal()
 
     def _write_shard(self, number: int, samples: list[Sample], *, places: bool) -> None:

@@ -157,6 +157,55 @@ def table_with_fewer_rows_than_the_manifest_says(data: Any) -> None:
     data.seal()
 
 
+def write_figures(data: Any, content: bytes) -> None:
+    """Writes the figures' file, and its size and hash into the manifest."""
+    (data.path / "figures.json").write_bytes(content)
+    data.manifest["figures"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    data.seal()
+
+
+@breaks("D13")
+def figures_that_are_missing(data: Any) -> None:
+    (data.path / "figures.json").unlink()
+
+
+@breaks("D13")
+def figures_that_are_cut_off(data: Any) -> None:
+    (data.path / "figures.json").write_bytes((data.path / "figures.json").read_bytes()[:-1])
+
+
+@breaks("D13")
+def figures_changed_after_the_manifest(data: Any) -> None:
+    content = (data.path / "figures.json").read_bytes()
+    (data.path / "figures.json").write_bytes(content.replace(b'"fill":0', b'"fill":1'))
+
+
+@breaks("D13")
+def figures_that_are_no_json(data: Any) -> None:
+    write_figures(data, b"fill: 1")
+
+
+@breaks("D13")
+def figures_without_a_field(data: Any) -> None:
+    figures = json.loads((data.path / "figures.json").read_bytes())
+    write_figures(data, json.dumps({name: figures[name] for name in figures if name != "lengths"}).encode())
+
+
+@breaks("D13")
+def figures_without_a_layout(data: Any) -> None:
+    figures = json.loads((data.path / "figures.json").read_bytes())
+    del figures["balance"]["zigzag"]
+    write_figures(data, json.dumps(figures).encode())
+
+
+@breaks("D13")
+def figures_with_one_number_that_the_tables_do_not_give(data: Any) -> None:
+    figures = json.loads((data.path / "figures.json").read_bytes())
+    [*_, layout] = figures["balance"]["zigzag"].values()
+    layout["ring_path"]["p95"] += 1e-9
+    write_figures(data, json.dumps(figures).encode())
+
+
 @breaks("D6")
 def table_that_is_not_parquet(data: Any) -> None:
     data.write_table_bytes("packs.parquet", b"PAR1 but no more", len(data.tables["packs.parquet"]))

@@ -114,6 +114,7 @@ def test_the_order_of_tokens_is_sound(copy: Any, verify: Callable[..., Verdict])
     """Fails when a writer that stores units in the order of their tokens writes something wrong."""
     [sample] = copy.samples()
     _restore(copy, sample, _token_order(sample))
+    copy.figure()
     verdict = verify(copy.path)
     assert not verdict.broken, verdict.as_lines()
 

@@ -94,6 +94,7 @@ def _with_three_axes(sample: Any, in_groups: list[int]) -> None:
 
 def test_a_dataset_of_three_axes_is_sound(for_a_model: Any, verify: Callable[[Path], Verdict]) -> None:
     """Fails when verifying reads positions or groups of a model as those of the generic way."""
+    for_a_model.figure()
     verdict = verify(for_a_model.path)
     assert not verdict.broken, verdict.as_lines()
     heights = np.concatenate(

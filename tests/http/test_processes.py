@@ -27,7 +27,7 @@ from tests.support.served import descendants, is_running, memory_bytes, processo
 KINDS = (
     "window-of-a-trillion", "manifest-endless", "manifest-a-pipe", "shards-a-circle", "folders-deep", "name-no-text",
     "samples-of-noise", "parquet-footer-of-gigabytes", "loads-wild", "bomb-of-documents",
-    "sample-inflates-to-gigabytes",
+    "sample-inflates-to-gigabytes", "figures-deep",
 )  # fmt: skip
 """One of each sort; `tests/benchmarks/hostile_service.py` has them all."""
 

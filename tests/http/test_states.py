@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from preshard.packer_service.http import listing
+from preshard.schemas.tables import TABLES
 
 QUESTIONS = ("", "/balance", "/shards", "/packs", "/packs/0/layout", "/documents/text-0", "/rejects")
 
@@ -84,9 +85,19 @@ def replaced_table(root: Path) -> None:
     table.write_bytes(data)
 
 
+def delete_figures(root: Path) -> None:
+    (root / "one" / "figures.json").unlink()
+
+
+def replaced_figures(root: Path) -> None:
+    """Other figures of the same size."""
+    figures = root / "one" / "figures.json"
+    figures.write_bytes(figures.read_bytes().replace(b'"p95":1', b'"p95":2'))
+
+
 SEEN_AT_ONCE = (
     delete_shard, delete_index, half_manifest, manifest_of_another_version, flipped_bit_in_the_manifest, empty_manifest,
-    delete_table, cut_table, folder_for_a_table,
+    delete_table, cut_table, folder_for_a_table, delete_figures,
 )  # fmt: skip
 
 
@@ -96,7 +107,7 @@ def test_damage_is_one_datasets_and_ends_when_it_is_whole_again(
     """Fails when damage while serving crashes a request, hides or stops another dataset, or outlives the repair."""
     client = start(root)
     shutil.copytree(root / "one", tmp_path / "kept")
-    for damage in (*SEEN_AT_ONCE, cut_shard, replaced_table):
+    for damage in (*SEEN_AT_ONCE, cut_shard, replaced_table, replaced_figures):
         assert states(client) == {"one": "whole", "two": "whole"}
         assert statuses(client, "one") == {200}
         damage(root)
@@ -105,7 +116,7 @@ def test_damage_is_one_datasets_and_ends_when_it_is_whole_again(
         elif damage is cut_shard:
             os.utime(root / "one" / "shards")  # a folder does not show that a file in it was cut: see the next test
         answered = statuses(client, "one")
-        assert answered == {409} or (damage is replaced_table and 409 in answered), damage
+        assert answered == {409} or (damage in (replaced_table, replaced_figures) and 409 in answered), damage
         entry = client.get("/v1/datasets").json()["items"][0]
         assert entry["state"] == "damaged", damage
         assert entry["reason"]
@@ -296,3 +307,18 @@ def test_links_inside_the_root_are_followed_and_others_are_not(
     assert (answer.status_code, "a link leads out of the root" in answer.json()["detail"]) == (409, True)
     assert str(tmp_path) not in answer.text
     pq.read_table(tmp_path / "outside" / "packs.parquet")  # it is a dataset, only not one to serve
+
+
+def test_figures_of_all_packs_are_read_from_their_file(root: Path, start: Callable[..., TestClient]) -> None:
+    """Fails when a question about the whole dataset reads a table: here none can be read any more."""
+    of_all = ("", "/balance", "/balance?layout=zigzag&ring=4&cp=2", "/compared")
+    whole = start(root)
+    wanted = [whole.get(f"/v1/datasets/one{question}").json() for question in of_all]
+    for name in TABLES:
+        path = root / "one" / name
+        path.write_bytes(bytes(path.stat().st_size))
+    client = start(root)
+    answers = [client.get(f"/v1/datasets/one{question}") for question in of_all]
+    assert [answer.status_code for answer in answers] == [200] * len(of_all)
+    assert [answer.json() for answer in answers] == wanted
+    assert client.get("/v1/datasets/one/packs?sort=-attention").status_code == 409, "the table is still there"

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counting_executor import Counting
-from made_records import CONFIG, TARGET, MadeRecords
+from made_records import CONFIG, TARGET, MadeRecords, finished
 
 from preshard.packer_service.job import finish as finishing
-from preshard.packer_service.job.finish import Finished, finish
+from preshard.packer_service.job.finish import finish
 from preshard.packer_service.job.resume import kept_shards
 from preshard.packer_service.job.writing.record_file import GROUP, record_name
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -22,26 +22,8 @@ from preshard.packer_service.tables.rows import WorkError
 from preshard.schemas.codec import decode_manifest
 from preshard.schemas.dataset.identity import dataset_id
 from preshard.schemas.dataset.measures import MeasureOrder
-from preshard.schemas.manifest import MANIFEST, WORK
+from preshard.schemas.manifest import FIGURES, MANIFEST, WORK
 from preshard.schemas.tables import TABLES
-
-
-def finished(made: MadeRecords, out: Path, progress: Any, executor: PlainExecutor | None = None) -> Finished:
-    if not (out / WORK).exists():
-        made.write(out)
-    found = finish(
-        Folder(str(out)),
-        made,  # type: ignore[arg-type]
-        n_shards=made.n_shards,
-        config=made.config,
-        target=TARGET,
-        unread={},
-        carried=[],
-        executor=executor or PlainExecutor(),
-        progress=progress,
-    )
-    found.write_manifest(Folder(str(out)))
-    return found
 
 
 @pytest.mark.parametrize("n_packs", [0, 1, 9])
@@ -92,7 +74,7 @@ def test_many_groups_are_joined_by_tasks_to_the_same_bytes(
     """Fails when the bytes depend on who joins the records, or this process joins those of a large dataset."""
     config = CONFIG.model_copy(update={"packs_per_shard": 1})
     made = MadeRecords(GROUP + 5, each=1, config=config)
-    names, executor = [*TABLES, MANIFEST], Counting()
+    names, executor = [*TABLES, FIGURES, MANIFEST], Counting()
     finished(made, tmp_path, progress, executor)
     assert not executor.tasks
     here = [(tmp_path / name).read_bytes() for name in names]
@@ -112,7 +94,7 @@ def test_finishing_goes_on_from_between_any_two_files(
     tmp_path: Path, progress: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when what a stopped run left of its tables or joined records goes into the next one's."""
-    made, names = MadeRecords(5), [*TABLES, MANIFEST]
+    made, names = MadeRecords(5), [*TABLES, FIGURES, MANIFEST]
     finished(made, tmp_path / "whole", progress)
     whole = [(tmp_path / "whole" / name).read_bytes() for name in names]
     replace, done, most = Path.replace, list[Path](), [0]
@@ -124,15 +106,15 @@ def test_finishing_goes_on_from_between_any_two_files(
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", stop)
-    for most[0] in range(10):  # five joined files, four tables, the manifest
+    for most[0] in range(11):  # five joined files, four tables, their figures, the manifest
         done.clear()
         with pytest.raises(StoppedError):
             finished(made, tmp_path / "stopped", progress)
         assert not (tmp_path / "stopped" / MANIFEST).exists()
-    most[0] = 10
+    most[0] = 11
     done.clear()
     finished(made, tmp_path / "stopped", progress)
-    assert len(done) == 10
+    assert len(done) == 11
     assert [(tmp_path / "stopped" / name).read_bytes() for name in names] == whole
 
 
@@ -141,7 +123,7 @@ def test_row_groups_are_bounded(tmp_path: Path, progress: Any) -> None:
     made = MadeRecords(4, each=40_000)
     finished(made, tmp_path, progress)
     metadata = pq.ParquetFile(tmp_path / "documents.parquet").metadata
-    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [65_536, 65_536, 28_928]
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [*[16_384] * 9, 12_544]
 
 
 def test_a_damaged_record_is_named(tmp_path: Path, progress: Any) -> None:

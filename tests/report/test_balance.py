@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import StringIO
 from itertools import groupby
 from typing import Any
@@ -15,14 +16,11 @@ from preshard.packer_service.report.compare import balance_entries
 from preshard.packer_service.report.console import print_balances
 from preshard.packer_service.report.figures import FIGURES, FLOOR, MEASURED
 from preshard.packer_service.report.measures import (
-    GroupQuestion,
     SampledMeasures,
     all_balances,
+    figure_values,
     image_balance,
     layout_balance,
-    pack_values,
-    ranked_packs,
-    shard_means,
     shard_spreads,
 )
 from preshard.packer_service.report.records import Balances, mean_of
@@ -178,22 +176,29 @@ def test_spreads_are_of_values_that_occur(n_packs: int) -> None:
     assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
 
 
-def test_packs_and_shards_are_sorted_by_any_measure() -> None:
-    """Fails when equal packs change places, a pack without a value is not last, or packs count in another shard."""
+@pytest.mark.parametrize("packs", [range(10, 90), [10, 11, 40, 41, 42, 77]], ids=["consecutive", "some"])
+def test_values_and_spreads_of_packs_are_their_own(packs: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a pack is given another's value, one without a value has a number, or packs count in another shard."""
+    monkeypatch.setattr(SampledMeasures, "block_packs", 16)
     measures = SampledMeasures(config=MANY, rows=made_measures(np.arange(100), MANY))
-    for figure in (MEASURED["traffic"], MEASURED["images"]):
-        group = GROUP if figure.of == "layout" else IMAGES
-        values = pack_values(measures, group, [figure], range(100))
-        question = GroupQuestion(measures=measures, group=group, packs=range(10, 90))
-        own = [(pack, values[pack][0]) for pack in range(10, 90)]
-        for sign in (1, -1):
-            wanted = [pack for pack, _ in sorted(own, key=lambda e: (e[1] is None, sign * (e[1] or 0), e[0]))]
-            found = [ranked_packs(question, figure, slice(at, at + 20), descending=sign < 0) for at in range(0, 80, 20)]
-            assert [pack for part in found for pack in part] == wanted
-        means, spreads = shard_means(question, figure, 7), shard_spreads(question, [figure], 7, [3, 5])
-        shards = {k: [v for _, v in each if v is not None] for k, each in groupby(own, lambda e: e[0] // 7)}
-        assert means == pytest.approx({shard: np.mean(each) for shard, each in shards.items()})
-        assert {shard: spread[0].max for shard, spread in spreads.items()} == {s: max(shards[s]) for s in (3, 5)}
+    rows = measures.rows.to_pylist()
+    for figure, group, over, under in (
+        (MEASURED["gather_path"], GROUP, "gather_path", "attention_tiles"),
+        (MEASURED["images"], IMAGES, "most_images", "sum_images"),
+    ):
+        own = [row for row in rows if (row["scheme"], row["degree"]) == (group.scheme, group.degree)]
+        wanted = [own[p][over] / (own[p][under] / group.degree) if own[p][under] else None for p in packs]
+        found = figure_values(measures, group, [figure], packs)[figure.key]
+        assert [None if np.isnan(value) else value for value in found.tolist()] == wanted
+        of_shards = shard_spreads(measures, group, [figure], packs, 7)
+        shards = {
+            k: [v for _, v in each if v is not None]
+            for k, each in groupby(zip(packs, wanted, strict=True), lambda e: e[0] // 7)
+        }
+        assert {k: (s.packs, s.max, s.mean) for k, (s,) in of_shards.items()} == {
+            k: (len(each), max(each, default=None), pytest.approx(np.mean(each)) if each else None)
+            for k, each in shards.items()
+        }
 
 
 def test_every_figure_reads_columns_that_are_stored() -> None:

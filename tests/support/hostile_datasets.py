@@ -81,6 +81,17 @@ def several(*makes: Make) -> Make:
     return make
 
 
+def figures(content: bytes) -> Make:
+    """Figures that the manifest names as they are."""
+
+    def make(folder: Path) -> None:
+        (folder / "figures.json").write_bytes(content)
+        entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        seal(folder, read_manifest(folder) | {"figures": entry})
+
+    return make
+
+
 CONFIGS: dict[str, Make] = {
     "window-of-a-trillion": changed("config.order.window", 10**12),
     "window-of-a-million": changed("config.order.window", 2**20),
@@ -226,6 +237,9 @@ FILES: dict[str, Make] = {
     "run-endless": endless("run.json"),
     "run-deep": lambda folder: (folder / "run.json").write_bytes(DEEP) and None,  # type: ignore[func-returns-value]
     "run-a-pipe": pipe("run.json"),
+    "figures-endless": endless("figures.json"),
+    "figures-deep": figures(DEEP),
+    "figures-of-nothing": figures(b"{}"),
     "folders-deep": deep_folders,
     "folders-wide": wide_folders,
     "name-no-text": odd_name,

@@ -11,7 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from preshard.packer_service.job.finish import Finished, finish
 from preshard.packer_service.job.writing.record_file import ShardRecord, encode_record, record_name
+from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import TAR_END, encode_index, sample_key, shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.identity import PLAN_COLUMNS
@@ -151,6 +154,25 @@ class MadeRecords:
 
     def _measures(self, packs: range) -> pa.Table:
         return made_measures(np.arange(packs.start, packs.stop), self.config)
+
+
+def finished(made: MadeRecords, out: Path, progress: Any, executor: PlainExecutor | None = None) -> Finished:
+    """The dataset of a plan, finished from its records."""
+    if not (out / WORK).exists():
+        made.write(out)
+    found = finish(
+        Folder(str(out)),
+        made,  # type: ignore[arg-type]
+        n_shards=made.n_shards,
+        config=made.config,
+        target=TARGET,
+        unread={},
+        carried=[],
+        executor=executor or PlainExecutor(),
+        progress=progress,
+    )
+    found.write_manifest(Folder(str(out)))
+    return found
 
 
 def made_measures(packs: np.ndarray, config: PackConfig) -> pa.Table:

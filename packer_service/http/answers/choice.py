@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Int64
 
 from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.problems import not_found, not_legal
-from preshard.packer_service.tables.connect import connect
 from preshard.schemas.config import PackConfig
 
 T = TypeVar("T", int, str)
@@ -52,13 +50,14 @@ def _like(other: int | None, there: Sequence[int]) -> int:
 def ranked(values: np.ndarray, wanted: slice, *, descending: bool) -> Int64[np.ndarray, "some"]:
     """Places of the values from ``wanted.start`` to ``wanted.stop`` of their order; equal ones by place, nan last."""
     start, stop, _ = wanted.indices(len(values))
-    rows = pa.table({"value": pa.array(values, from_pandas=True), "place": np.arange(len(values))})
-    asked = (
-        f"SELECT place FROM rows ORDER BY value {'DESC' if descending else 'ASC'} NULLS LAST, place "
-        f"LIMIT {max(stop - start, 0)} OFFSET {start}"
-    )
-    with connect({"rows": rows}) as connection:
-        return np.array([place for (place,) in connection.execute(asked).fetchall()], np.int64)
+    if start >= stop:
+        return np.zeros(0, np.int64)
+    keys = values.astype(np.float64) * (-1 if descending else 1)
+    keys[np.isnan(keys)] = np.inf
+    low, high = np.partition(keys, (start, stop - 1))[[start, stop - 1]]
+    near = np.flatnonzero((keys >= low) & (keys <= high))
+    before = start - np.count_nonzero(keys < low)
+    return near[np.argsort(keys[near], kind="stable")][before : before + stop - start]
 
 
 def packs_of_shard(dataset: ServedDataset, shard: str) -> range:

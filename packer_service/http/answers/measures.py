@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float64, Int64
 
+from preshard.packer_service.http.answers.choice import ranked
 from preshard.packer_service.http.dataset.cache import size_of
 from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.report import measures
 from preshard.packer_service.report.figures import MEASURED, Figure
-from preshard.packer_service.report.measures import GroupQuestion
-from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, Spread
+from preshard.packer_service.report.records import ImageBalance, LayoutBalance, Spread
 from preshard.schemas.dataset.measures import MeasureGroup
-
-T = TypeVar("T")
+from preshard.schemas.manifest import ShardEntry
 
 
 def group_of(figure: Figure, chosen: Chosen) -> MeasureGroup:
@@ -27,72 +25,86 @@ def group_of(figure: Figure, chosen: Chosen) -> MeasureGroup:
     return MeasureGroup(scheme=None, degree=chosen.cp_size)
 
 
-@contextmanager
-def asking(
-    dataset: ServedDataset, figure: Figure, chosen: Chosen, packs: range | None = None
-) -> Iterator[GroupQuestion]:
-    """The rows that have a figure, of all packs or some."""
-    with dataset.measures() as rows:
-        every = range(dataset.n_packs) if packs is None else packs
-        yield GroupQuestion(measures=rows, group=group_of(figure, chosen), packs=every)
+def measure_values(
+    dataset: ServedDataset, key: str, chosen: Chosen, packs: range | None = None
+) -> Float64[np.ndarray, "packs"]:
+    """The value of a measure in each pack, nan where it has none; those of all packs are kept."""
+    group = group_of(MEASURED[key], chosen)
+
+    def asked() -> Float64[np.ndarray, "packs"]:
+        with dataset.measures() as rows:
+            own = range(dataset.n_packs) if packs is None else packs
+            return measures.figure_values(rows, group, [MEASURED[key]], own)[key]
+
+    return asked() if packs is not None else dataset.kept(("values", key, group), asked, size_of)
 
 
-def pack_measures(dataset: ServedDataset, chosen: Chosen, packs: Sequence[int]) -> dict[str, list[float | None]]:
+def pack_measures(
+    dataset: ServedDataset, chosen: Chosen, packs: Int64[np.ndarray, "packs"]
+) -> dict[str, list[float | None]]:
     """The value of every measure in each of some packs, in their order."""
+    ascending, places = np.unique(packs, return_inverse=True)
     found: dict[str, list[float | None]] = {}
     with dataset.measures() as rows:
         for figures in _by_kind():
-            values = measures.pack_values(rows, group_of(figures[0], chosen), figures, packs)
-            found |= {figure.key: [values[pack][at] for pack in packs] for at, figure in enumerate(figures)}
+            for key, values in measures.figure_values(rows, group_of(figures[0], chosen), figures, ascending).items():
+                found[key] = [None if np.isnan(value) else value for value in values[places].tolist()]
     return found
 
 
 def layout_figures(dataset: ServedDataset, chosen: Chosen, pack: int) -> dict[str, float | None]:
     """The value of every measure of layouts in one pack."""
-    figures, _ = _by_kind()
-    with dataset.measures() as rows:
-        values = measures.pack_values(rows, group_of(figures[0], chosen), figures, [pack])[pack]
-    return {figure.key: value for figure, value in zip(figures, values, strict=True)}
+    found = pack_measures(dataset, chosen, np.array([pack]))
+    return {key: value for key, [value] in found.items() if MEASURED[key].of == "layout"}
 
 
 def shard_spreads(dataset: ServedDataset, chosen: Chosen, shards: Sequence[int]) -> dict[int, dict[str, Spread]]:
     """The spread of every measure over the packs of each of some shards, by the shard's number."""
     found: dict[int, dict[str, Spread]] = {shard: {} for shard in shards}
-    for figures in _by_kind():
-        with asking(dataset, figures[0], chosen) as question:
-            spreads = measures.shard_spreads(question, figures, dataset.config.packs_per_shard, shards)
-        for shard, of_shard in spreads.items():
-            found[shard] |= {figure.key: spread for figure, spread in zip(figures, of_shard, strict=True)}
+    each = dataset.config.packs_per_shard
+    packs = [pack for shard in sorted(shards) for pack in packs_of(dataset.shards[shard])]
+    with dataset.measures() as rows:
+        for figures in _by_kind():
+            spreads = measures.shard_spreads(rows, group_of(figures[0], chosen), figures, packs, each)
+            for shard, of_shard in spreads.items():
+                found[shard] |= {figure.key: spread for figure, spread in zip(figures, of_shard, strict=True)}
     return found
 
 
-def shard_means(dataset: ServedDataset, key: str, chosen: Chosen) -> np.ndarray:
-    """The mean of a measure over the packs of each shard that have a value; nan where none has."""
+def packs_of(shard: ShardEntry) -> range:
+    """The packs that a shard holds."""
+    return range(shard.first_pack, shard.first_pack + shard.packs)
 
-    def asked() -> np.ndarray:
-        with asking(dataset, MEASURED[key], chosen) as question:
-            found = measures.shard_means(question, MEASURED[key], dataset.config.packs_per_shard)
-        return np.array([found.get(shard, np.nan) for shard in range(len(dataset.shards))], np.float64)
 
-    return dataset.kept(("shard_means", key, group_of(MEASURED[key], chosen)), asked, size_of)
+def means_of_shards(dataset: ServedDataset, values: Float64[np.ndarray, "packs"]) -> Float64[np.ndarray, "shards"]:
+    """The mean over the packs of each shard that have a value; nan where none has."""
+    edges = dataset.shards.first_packs
+    if not len(edges):
+        return np.zeros(0)
+    has = ~np.isnan(values)
+    sums, counts = np.add.reduceat(np.where(has, values, 0.0), edges), np.add.reduceat(has.astype(np.int64), edges)
+    return np.where(counts, sums / np.maximum(counts, 1), np.nan)
 
 
 def worst_packs(dataset: ServedDataset, key: str, chosen: Chosen, packs: range, most: int) -> list[tuple[int, float]]:
     """The packs that are worst by a measure, the worst first, each with its value; none without a value."""
-    figure = MEASURED[key]
-    with asking(dataset, figure, chosen, packs) as question:
-        order = measures.ranked_packs(question, figure, slice(0, most), descending=True)
-        values = measures.pack_values(question.measures, question.group, [figure], order)
-    found = [(pack, values[pack][0]) for pack in order]
-    return [(pack, value) for pack, value in found if value is not None]
+    values = measure_values(dataset, key, chosen, packs)
+    order = ranked(values, slice(0, most), descending=True)
+    return [(packs[at], float(values[at])) for at in order.tolist() if not np.isnan(values[at])]
 
 
 def worst_of_shards(
     dataset: ServedDataset, key: str, chosen: Chosen, shards: Sequence[int]
 ) -> dict[int, tuple[int, float]]:
-    """The pack that is worst by a measure in each of some shards, with its value; none without a value."""
-    with asking(dataset, MEASURED[key], chosen) as question:
-        return measures.worst_of_shards(question, MEASURED[key], dataset.config.packs_per_shard, shards)
+    """The pack that is worst by a measure in each of some shards, the first of equal ones, with its value."""
+    values, found = measure_values(dataset, key, chosen), dict[int, tuple[int, float]]()
+    for shard in shards:
+        packs = packs_of(dataset.shards[shard])
+        own = values[packs.start : packs.stop]
+        if not np.isnan(own).all():
+            at = int(np.nanargmax(own))
+            found[shard] = packs[at], float(own[at])
+    return found
 
 
 def _by_kind() -> list[list[Figure]]:
@@ -101,40 +113,27 @@ def _by_kind() -> list[list[Figure]]:
 
 
 def layout_balance(dataset: ServedDataset, layout: str, ring_degree: int, packs: range | None) -> LayoutBalance:
-    """One layout at one ring degree, over all packs or some."""
-    return _asked(dataset, packs, measures.layout_balance, MeasureGroup(scheme=layout, degree=ring_degree))
+    """One layout at one ring degree, as it is stored of all packs, or over some."""
+    if packs is None:
+        return dataset.figures.balance[layout][ring_degree]
+    with dataset.measures() as rows:
+        return measures.layout_balance(rows, MeasureGroup(scheme=layout, degree=ring_degree), packs)
 
 
 def image_balance(dataset: ServedDataset, cp_size: int, packs: range | None) -> ImageBalance:
-    """The image boundaries of one CP size, over all packs or some."""
-    return _asked(dataset, packs, measures.image_balance, MeasureGroup(scheme=None, degree=cp_size))
+    """The image boundaries of one CP size, as they are stored of all packs, or over some."""
+    if packs is None:
+        return dataset.figures.images[cp_size]
+    with dataset.measures() as rows:
+        return measures.image_balance(rows, MeasureGroup(scheme=None, degree=cp_size), packs)
 
 
 def preferred(dataset: ServedDataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
-    """How many packs the cost model prefers each of some layouts for, at a ring degree."""
-    return _asked(dataset, packs, measures.preferred, tuple(layouts), ring_degree)
-
-
-def _asked(dataset: ServedDataset, packs: range | None, question: Callable[..., T], *about: Any) -> T:
-    """The answer of a function to something about all packs, which is kept, or about some."""
-
-    def ask() -> T:
-        with dataset.measures() as rows:
-            return question(rows, *about, packs)
-
-    return ask() if packs is not None else dataset.kept((question.__name__, *about), ask, size_of)
-
-
-def all_balances(dataset: ServedDataset) -> Balances:
-    """The balance of everything that is stored."""
-    config = dataset.config
-    degrees = sorted(config.ring_degrees)
-    return Balances(
-        balanced_packs=dataset.n_packs,
-        balance={
-            scheme: {degree: layout_balance(dataset, scheme, degree, None) for degree in degrees}
-            for scheme in config.layouts
-        },
-        images={size: image_balance(dataset, size, None) for size in sorted(config.cp_sizes)},
-        preferred={},
-    )
+    """How many packs the cost model prefers each layout for, at a ring degree: of all layouts, or of a single one."""
+    if len(layouts) == 1:
+        n_packs = dataset.n_packs if packs is None else len(packs)
+        return {layouts[0]: n_packs} if n_packs else {}
+    if packs is None:
+        return dataset.figures.preferred[ring_degree]
+    with dataset.measures() as rows:
+        return measures.preferred(rows, layouts, ring_degree, packs)

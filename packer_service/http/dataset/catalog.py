@@ -16,7 +16,7 @@ from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.files.filesystem import split_query
 from preshard.schemas.files.secrets import without_secrets
-from preshard.schemas.manifest import MANIFEST, PLANNED, RUN, SHARDS, WORK
+from preshard.schemas.manifest import FIGURES, MANIFEST, PLANNED, RUN, SHARDS, WORK
 from preshard.schemas.tables import TABLES
 
 
@@ -83,7 +83,7 @@ def what_lies_in(folder: ServedFolder) -> tuple[bool, list[str]]:
 
 def stamps_of(folder: ServedFolder) -> Stamps:
     """The stamps of everything that says whether a dataset has changed. The first is the manifest's."""
-    return tuple(folder.stamp(file) for file in (MANIFEST, RUN, SHARDS, *TABLES))
+    return tuple(folder.stamp(file) for file in (MANIFEST, RUN, FIGURES, SHARDS, *TABLES))
 
 
 def examine(

@@ -22,13 +22,15 @@ from preshard.packer_service.http.dataset.shard_list import ShardList, check_sha
 from preshard.packer_service.http.problems import ProblemError, damaged
 from preshard.packer_service.report.dataset import run_seconds, written_of
 from preshard.packer_service.report.measures import StoredMeasures
-from preshard.packer_service.report.records import FillLimit, Thinned
+from preshard.packer_service.report.records import FillLimit, StoredFigures, Thinned
+from preshard.packer_service.report.stored import LARGEST_FIGURES, decode_figures
 from preshard.packer_service.report.tables import check_row_groups, numbers_of
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig, stored_config
 from preshard.schemas.dataset.manifest_parts import split_manifest
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import (
+    FiguresInvalid,
     ManifestInvalid,
     PreshardError,
     ShardChanged,
@@ -37,14 +39,14 @@ from preshard.schemas.errors import (
     TableInvalid,
     TableMissing,
 )
-from preshard.schemas.manifest import MANIFEST, RUN, SHARDS, ManifestHead
+from preshard.schemas.manifest import FIGURES, MANIFEST, RUN, SHARDS, ManifestHead
 from preshard.schemas.tables import TABLES, fits, row_group_edges
 from preshard.schemas.version import VERSION
 
 T = TypeVar("T")
 Stamps = tuple[tuple[int, int] | None, ...]
 
-_LASTING = (TableChanged, TableInvalid, TableMissing, ShardChanged, ShardMissing)
+_LASTING = (FiguresInvalid, TableChanged, TableInvalid, TableMissing, ShardChanged, ShardMissing)
 """Faults that make a whole dataset unusable. Others affect a single sample, and the rest is still served."""
 
 _LARGEST_HASHED_TABLE = 64 << 20
@@ -120,6 +122,19 @@ class ServedDataset:
 
         return self.kept(("run",), read, size_of)
 
+    @property
+    def figures(self) -> StoredFigures:
+        """What the tables say of the dataset as a whole, as it is stored.
+
+        Raises:
+            ProblemError: 409 the file is not the one that the manifest names.
+        """
+        return self.kept(("figures",), self._read_figures, size_of)
+
+    def _read_figures(self) -> StoredFigures:
+        with self.reading():
+            return decode_figures(self.folder.read(FIGURES, LARGEST_FIGURES), self.manifest.figures, self.config)
+
     def kept(self, key: Any, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """A value that follows from this dataset, made once while there is room for it."""
         return self.cache.get((self.tag, key), make, size)
@@ -152,11 +167,12 @@ class ServedDataset:
             raise ProblemError(503, "unreadable", "Dataset cannot be read", detail, {"Retry-After": "5"}) from None
 
     def check_tables(self) -> None:
-        """Reads every table's footer, and hashes the tables that are not large.
+        """Reads the figures and every table's footer, and hashes the tables that are not large.
 
         Raises:
             ProblemError: a table is not what the manifest says.
         """
+        self._read_figures()
         for name in TABLES:
             with self.parquet(name):
                 pass
@@ -194,21 +210,13 @@ class ServedDataset:
                     rows[at] = row
         return rows
 
-    def parts(self, table: str, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Columns of a table: of a short one whole and kept, of another one a row group at a time."""
-        if self.n_rows(table) <= self.whole_rows:
-            yield pa.table({name: self.column(table, name) for name in names})
-            return
-        with self.parquet(table) as file:
-            for number in range(file.num_row_groups):
-                part = file.read_row_group(number, columns=list(names), use_threads=False)
-                self._check(table, part)
-                yield part
-
     def of_parts(self, table: str, names: Sequence[str], work: Callable[[pa.Table], T]) -> list[T]:
-        """What is made of each part, in their order. Row groups are read and worked on side by side."""
+        """What is made of each part of a table, in their order: of a short one, which is kept, or of a row group.
+
+        Row groups are read and worked on side by side.
+        """
         if self.n_rows(table) <= self.whole_rows:
-            return [work(part) for part in self.parts(table, names)]
+            return [work(pa.table({name: self.column(table, name) for name in names}))]
         with self.parquet(table) as file:
             groups = range(file.num_row_groups)
 
@@ -338,6 +346,9 @@ def load_dataset(
             raise TableMissing(table.name, "is not there")
         if stamp[0] != table.bytes:
             raise TableChanged(table.name, f"has {stamp[0]} bytes; the manifest says {table.bytes}")
+    stamp, wanted = folder.stamp(FIGURES), manifest.figures.bytes
+    if stamp is None or stamp[0] != wanted:
+        raise FiguresInvalid(FIGURES, f"has {stamp[0]} bytes; the manifest says {wanted}" if stamp else "is not there")
     tag = hashlib.sha256(repr((VERSION, name, hashlib.sha256(data).hexdigest(), stamps)).encode()).hexdigest()[:32]
     shards = check_shards(read_entries(entries, MANIFEST), config.packs_per_shard, manifest.counts.packs)
     if looks_at_shards:

@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from preshard.packer_service.report.records import Figures, Losses, PackFill, Unread, Warned
+from preshard.packer_service.report.records import Figures, Histograms, Losses, PackFill, SourceTotals, Unread, Warned
 from preshard.schemas.manifest import Counts, TokenizerEntry
 
 T = TypeVar("T")
@@ -41,14 +41,6 @@ class PageOf(Figures, Generic[T]):
         """The neighbouring parts as a header (RFC 8288), where there are any."""
         links = [f'<{url}>; rel="{rel}"' for rel, url in (("next", self.next), ("prev", self.previous)) if url]
         return {"link": ", ".join(links)} if links else {}
-
-
-class Histogram(Figures):
-    """Counts of values between edges: bar i counts `edges[i] <= value < edges[i + 1]`, the last one also its end."""
-
-    unit: str = Field(description="What the edges count.", examples=["tokens"])
-    edges: list[float] = Field(examples=[[0, 1024, 2048]])
-    counts: list[int] = Field(examples=[[118, 31]])
 
 
 State = Literal["whole", "unfinished", "damaged"]
@@ -94,29 +86,6 @@ class DatasetPage(PageOf[DatasetEntry]):
     """Datasets below the root, by name."""
 
     complete: bool = Field(description="False where the root is deeper or wider than the service looks.")
-
-
-class SourceTotals(Figures):
-    """What became of one source's documents."""
-
-    source: str = Field(examples=["text"])
-    documents: int = Field(description="Documents that are packed, whole or in part.")
-    tokens: int
-    images: int = Field(description="Crops.")
-    truncated_tokens: int = Field(description="Tokens lost by truncation.")
-    rejected: int = Field(description="Rows of rejects.parquet.")
-    rejects: dict[str, int] = Field(description="The same by code.")
-
-
-class Histograms(Figures):
-    """How sizes are distributed."""
-
-    document_tokens: Histogram
-    document_images: Histogram
-    pack_cost: Histogram
-    pack_tokens: Histogram
-    pack_images: Histogram
-    pack_documents: Histogram
 
 
 class Overview(PackFill, Losses):

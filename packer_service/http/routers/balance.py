@@ -6,14 +6,16 @@ from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from preshard.packer_service.http.answers.choice import check, choose, packs_of_shard, ranked
 from preshard.packer_service.http.answers.measures import (
     image_balance,
     layout_balance,
+    means_of_shards,
+    measure_values,
+    packs_of,
     preferred,
-    shard_means,
     shard_spreads,
     worst_of_shards,
     worst_packs,
@@ -121,26 +123,16 @@ def shards(
 
 def _keys(dataset: ServedDataset, name: str, chosen: Chosen) -> Float64[np.ndarray, "shards"]:
     """The value by which each shard is sorted; nan, which comes last, where it has none."""
-    edges = dataset.shards.first_packs
     if name in ("first_pack", "bytes"):
-        return (edges if name == "first_pack" else dataset.shards.bytes).astype(np.float64)
+        return (dataset.shards.first_packs if name == "first_pack" else dataset.shards.bytes).astype(np.float64)
     if name in MEASURED:
-        return shard_means(dataset, name, chosen)
-    column = "n_tokens" if name == "fill" else name
-    return _means(dataset.numbers("packs.parquet", column).astype(np.float64), edges)
-
-
-def _means(values: Float64[np.ndarray, "packs"], edges: Int64[np.ndarray, "shards"]) -> Float64[np.ndarray, "shards"]:
-    """Means of the packs of each shard, where shards begin at the edges."""
-    if not len(edges):
-        return np.zeros(0)
-    counts = np.diff(edges, append=len(values))
-    means: Float64[np.ndarray, "shards"] = np.add.reduceat(values, edges) / counts
-    return means
+        return means_of_shards(dataset, measure_values(dataset, name, chosen))
+    column = dataset.numbers("packs.parquet", "n_tokens" if name == "fill" else name)
+    return means_of_shards(dataset, column.astype(np.float64))
 
 
 def _entry(dataset: ServedDataset, shard: ShardEntry, spread: dict[str, Spread], worst: WorstPack | None) -> ShardRow:
-    own = range(shard.first_pack, shard.first_pack + shard.packs)
+    own = packs_of(shard)
     tokens, documents, images, cost = (dataset.numbers("packs.parquet", name)[own.start : own.stop] for name in COLUMNS)
     return ShardRow(
         **shard.model_dump(include={"name", "first_pack", "packs", "bytes", "sha256"}),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from preshard.packer_service.http.answers.overview import compared, overview
 from preshard.packer_service.http.dataset.reader import ServedDataset
-from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetPage
+from preshard.packer_service.http.models.datasets import DatasetDetail, DatasetPage, Overview
 from preshard.packer_service.http.parameters import Paged
 from preshard.packer_service.http.service import DatasetRoute, service_of
-from preshard.packer_service.report.compare import ComparedSide
-from preshard.packer_service.report.dataset import warnings_of
+from preshard.packer_service.report.compare import ComparedSide, compared_side
+from preshard.packer_service.report.dataset import mixture_of, warnings_of
 
 listed = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)
@@ -29,7 +28,18 @@ def compared_figures(dataset: ServedDataset) -> ComparedSide:
 
     What only one side names is nothing among rejects and sources, and unknown elsewhere.
     """
-    return compared(dataset)
+    figures, counts = dataset.figures, dataset.manifest.counts
+    return compared_side(
+        dataset.name,
+        source_documents=counts.source_documents,
+        documents=counts.documents,
+        fill=figures,
+        losses=figures,
+        shares=mixture_of(None, figures.sources, dataset.config, counts.left_out).shares,
+        balances=figures,
+        lengths=figures.lengths,
+        configuration=dataset.manifest.config,
+    )
 
 
 @listed.get("", summary="Every dataset below the root")
@@ -55,7 +65,8 @@ def dataset(dataset: ServedDataset) -> DatasetDetail:
         warnings=warnings_of(manifest, config, thinned),
         shards=len(dataset.shards),
         bytes=dataset.shard_bytes,
-        **{**dict(overview(dataset)), "limit": limit},
+        **{name: value for name, value in dataset.figures if name in Overview.model_fields and name != "limit"},
+        limit=limit,
         layouts=list(config.layouts),
         ring_degrees=sorted(config.ring_degrees),
         cp_sizes=sorted(config.cp_sizes),

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from jaxtyping import Int64
 
 from preshard.packer_service.http.answers.choice import choose, packs_of_shard, ranked
-from preshard.packer_service.http.answers.measures import asking, pack_measures
+from preshard.packer_service.http.answers.measures import measure_values, pack_measures
 from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.dataset.sample import ServedSample, read_sample, rows_of_crops
 from preshard.packer_service.http.models.balance import Chosen
@@ -29,7 +29,6 @@ from preshard.packer_service.http.parameters import Cp, Layout, PackId, Paged, R
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.figures import MEASURED
-from preshard.packer_service.report.measures import ranked_packs
 from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.sequence import IGNORE_INDEX
 
@@ -82,16 +81,16 @@ def sorted_packs(
     if name == "pack_id":
         return np.array((own[::-1] if descending else own)[wanted], np.int64)
     if name in MEASURED:
-        with asking(dataset, MEASURED[name], chosen, own) as question:
-            return np.array(ranked_packs(question, MEASURED[name], wanted, descending=descending), np.int64)
-    values = dataset.numbers("packs.parquet", name)
-    return own.start + ranked(values[own.start : own.stop], wanted, descending=descending)
+        values = measure_values(dataset, name, chosen, None if len(own) == dataset.n_packs else own)
+    else:
+        values = dataset.numbers("packs.parquet", name)[own.start : own.stop]
+    return own.start + ranked(values, wanted, descending=descending)
 
 
 def pack_rows(dataset: ServedDataset, wanted: Int64[np.ndarray, "rows"], chosen: Chosen) -> list[PackRow]:
     """Some packs with their measures."""
     columns = {name: dataset.numbers("packs.parquet", name)[wanted].tolist() for name in COLUMNS}
-    columns |= pack_measures(dataset, chosen, wanted.tolist())
+    columns |= pack_measures(dataset, chosen, wanted)
     each, seq_len = dataset.config.packs_per_shard, dataset.config.seq_len
     rows = []
     for row, pack_id in enumerate(wanted.tolist()):

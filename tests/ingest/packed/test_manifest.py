@@ -12,7 +12,7 @@ from preshard.packer_service.ingest.packed.manifest import dataset_manifest
 from preshard.schemas.codec import encode_json
 from preshard.schemas.dataset.manifest_parts import manifest_parts
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import FORMAT_VERSION, Counts, ManifestHead, ShardEntry, TokenizerEntry
+from preshard.schemas.manifest import FORMAT_VERSION, Counts, FiguresEntry, ManifestHead, ShardEntry, TokenizerEntry
 
 N_SHARDS = 150_000
 
@@ -35,6 +35,7 @@ def write_manifest(folder: Path, n_shards: int) -> str:
         phases=[],
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
         tables=[],
+        figures=FiguresEntry(bytes=0, sha256="0" * 64),
         carried=[],
     )
     entry = encode_json(ShardEntry(name="x.tar", bytes=1, sha256="0" * 64, packs=1, first_pack=0))

@@ -12,7 +12,15 @@ from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts, manifest_parts, read_manifest_head
 from preshard.schemas.errors import ManifestInvalid
-from preshard.schemas.manifest import FORMAT_VERSION, Counts, Manifest, ManifestHead, ShardEntry, TokenizerEntry
+from preshard.schemas.manifest import (
+    FORMAT_VERSION,
+    Counts,
+    FiguresEntry,
+    Manifest,
+    ManifestHead,
+    ShardEntry,
+    TokenizerEntry,
+)
 
 TOKENIZER = TokenizerEntry(
     name="t", sha256="0", vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3, chat_template_sha256=None
@@ -37,6 +45,7 @@ def manifest(shards: list[ShardEntry]) -> Manifest:
         phases=[],
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
         tables=[],
+        figures=FiguresEntry(bytes=0, sha256="0" * 64),
         carried=[],
         shards=shards,
     )
