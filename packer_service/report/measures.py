@@ -353,7 +353,7 @@ def _neighbours(packs: Sequence[int], each: int) -> Iterator[Sequence[int]]:
     """Ascending packs in groups, each of which lies in one block of so many."""
     # NumPy takes numbers out of a range one by one
     numbers = np.arange(packs.start, packs.stop) if isinstance(packs, range) else np.asarray(packs, np.int64)
-    edges = np.searchsorted(numbers, np.arange(each, numbers[-1] + 1, each)) if len(numbers) else []
+    edges = np.searchsorted(numbers, np.arange(each, numbers.max(initial=0) + 1, each))
     return (near for near in np.split(numbers, edges) if len(near))
 
 

@@ -47,7 +47,8 @@ def pack_measures(
     found: dict[str, list[float | None]] = {}
     with dataset.measures() as rows:
         for figures in _by_kind():
-            for key, values in measures.figure_values(rows, group_of(figures[0], chosen), figures, ascending).items():
+            group = group_of(figures[0], chosen)
+            for key, values in measures.figure_values(rows, group, figures, ascending.tolist()).items():
                 found[key] = [None if np.isnan(value) else value for value in values[places].tolist()]
     return found
 
