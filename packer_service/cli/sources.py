@@ -100,11 +100,8 @@ def plan(
     config = _configured(sources, asked)
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
-    from preshard.packer_service.api.pack import require_documents
     from preshard.packer_service.job.preview.export import check_export
     from preshard.packer_service.job.preview.lengths import plan_lengths
-    from preshard.packer_service.job.preview.source import plan_sources
-    from preshard.packer_service.job.preview.tables import plan_tables
 
     if export is not None:
         check_export(export)
@@ -116,6 +113,10 @@ def plan(
             figures = plan_lengths(lengths, config, progress, dp_sizes, export=export)
         print_figures(figures, as_json)
         return
+    from preshard.packer_service.api.pack import require_documents
+    from preshard.packer_service.job.preview.source import plan_sources
+    from preshard.packer_service.job.preview.tables import plan_tables
+
     found, media = _looked_at(sources, config, asked), asked.media
     with run_tasks() as (tasks, progress):
         report = plan_tables(sources, config, progress, dp_sizes, export=export)

@@ -25,6 +25,7 @@ from preshard.packer_service.report.stored import write_figures
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import read_groups
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import hash_ids
 from preshard.schemas.dataset.identity import dataset_id
@@ -230,8 +231,7 @@ def _write_tables(
 
 
 def _stored(folder: Folder, name: str, *columns: str) -> Iterator[pa.Table]:
-    """Columns of a table that is written, by row groups."""
+    """Columns of a table that is written, some thousand rows at a time."""
     with folder.open(name) as file:
-        table = pq.ParquetFile(file)
-        for group in range(table.num_row_groups):
-            yield table.read_row_group(group, columns=list(columns))
+        for batch in read_groups(pq.ParquetFile(file), columns=columns):
+            yield pa.Table.from_batches([batch])

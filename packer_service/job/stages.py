@@ -15,7 +15,8 @@ from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.job.ownership import Claim
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.planning.measured import COPIES, KeptFragment, find_measured, measure_and_keep
+from preshard.packer_service.job.planning.measure import measure_and_keep
+from preshard.packer_service.job.planning.measured import COPIES, KeptFragment, find_measured
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.job.resume import kept_shards
 from preshard.packer_service.job.writing.records import build_and_keep

@@ -20,6 +20,7 @@ from jaxtyping import Int, Int64
 from preshard.packer_service.numerics.compiled import compiled
 from preshard.packer_service.plan.best_fit import GONE, build_tree, first_at_most, set_value
 from preshard.packer_service.plan.blend import STRETCH, source_columns
+from preshard.packer_service.plan.kinds import sort_rows
 from preshard.schemas.dataset.document_ids import mix64
 
 
@@ -194,8 +195,9 @@ def even_packs(
     columns = source_columns(sources, tokens)
     if n_packs < STRETCH or not columns.any():
         return None
-    drawn = mix64(mix64(np.arange(len(tokens), dtype=np.uint64)) + np.uint64(salt % 2**64))
-    order = np.lexsort((drawn, -images, -tokens, columns))
+    order = np.argsort(mix64(mix64(np.arange(len(tokens), dtype=np.uint64)) + np.uint64(salt % 2**64)), kind="stable")
+    for sizes in (images.max(initial=0) - images, tokens.max(initial=0) - tokens, columns):
+        order = order[sort_rows(sizes[order])]
     first = np.flatnonzero(_differs(columns[order]) | _differs(tokens[order]) | _differs(images[order]))
     kind_tokens, kind_images = tokens[order[first]], images[order[first]]
     image_limit = int(images.sum()) if max_images is None else max_images

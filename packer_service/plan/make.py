@@ -156,6 +156,7 @@ def make_plan(
         ),
         loads=_sum_by_pack(opened_in, loads, n_packs),
     )
+    del images, patches, loads  # a copy each, beside which those of the plan would be made
     order = step_order(
         cost,
         window=window,
@@ -166,6 +167,7 @@ def make_plan(
     position = np.empty(n_packs, np.int64)
     position[order] = np.arange(n_packs)
     pack_of = position[opened_in]
+    del opened_in
     edges = np.concatenate([[0], np.cumsum(np.bincount(pack_of, minlength=n_packs))]).astype(np.int64)
     document = sort_rows(pack_of)
     aligned_length = aligned[document]

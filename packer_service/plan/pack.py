@@ -104,18 +104,13 @@ def pack_documents(
     packs = np.zeros(len(tokens), np.int64)
     if len(tokens):
         kinds = kinds_of(tokens, images, seq_len=seq_len, max_images=max_images)
-        found = pack_by_salt(kinds, fewest_packs, salt)
-        even = None
-        if sources is not None:
-            n_packs = int(found.max()) + 1
-            even = even_packs(
-                tokens, images, sources, max_tokens=seq_len, max_images=max_images, n_packs=n_packs, salt=salt
-            )
-        if even is not None:
-            packs = even
-        else:
-            packs[kinds.documents] = found
-    return packs
+        packs[kinds.documents] = pack_by_salt(kinds, fewest_packs, salt)
+        del kinds
+    if sources is None or not len(tokens):
+        return packs
+    n_packs = int(packs.max()) + 1
+    even = even_packs(tokens, images, sources, max_tokens=seq_len, max_images=max_images, n_packs=n_packs, salt=salt)
+    return packs if even is None else even
 
 
 def fewest_packs(kinds: Kinds) -> Int64[np.ndarray, "docs"]:

@@ -17,6 +17,7 @@ from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.lock import locked
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.connect import connect
+from preshard.packer_service.tables.rows import read_groups
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults, annotations_schema
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import WORK, ManifestHead
@@ -126,7 +127,7 @@ def _numbered(file: pq.ParquetFile, columns: Sequence[str]) -> pa.RecordBatchRea
 
     def batches() -> Iterator[pa.RecordBatch]:
         first = 0
-        for batch in file.iter_batches(GROUP_ROWS, columns=list(columns)):
+        for batch in read_groups(file, GROUP_ROWS, columns=columns):
             yield batch.append_column(_ROW, pa.array(np.arange(first, first + len(batch))))
             first += len(batch)
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from preshard.packer_service.report.measures import StoredMeasures
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import read_groups
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import TableInvalid
@@ -77,13 +78,12 @@ def table_parts(folder: Folder, name: str, columns: Sequence[str], rows: int = P
         TableInvalid: it is not Parquet, or has other columns.
     """
     with open_table(folder, name) as file:
-        for group in range(file.num_row_groups):  # of several at once all would be fetched before the first one passes
-            for batch in file.iter_batches(rows, row_groups=[group], columns=list(columns)):
-                batch.validate(full=True)
-                for column in columns:
-                    if nulls := batch.column(column).null_count:
-                        raise TableInvalid(name, f"{column} has {nulls} nulls")
-                yield pa.Table.from_batches([batch])
+        for batch in read_groups(file, rows, columns=columns):
+            batch.validate(full=True)
+            for column in columns:
+                if nulls := batch.column(column).null_count:
+                    raise TableInvalid(name, f"{column} has {nulls} nulls")
+            yield pa.Table.from_batches([batch])
 
 
 def read_numbers(folder: Folder, name: str, column: str) -> np.ndarray:

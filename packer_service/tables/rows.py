@@ -16,6 +16,9 @@ from preshard.schemas.errors import PreshardError
 BATCH_ROWS = 16_384
 """Rows of a group, which is the least that is read: about a megabyte."""
 
+FETCHED_BYTES = 4 << 20
+"""Bytes of a file that are fetched together, unless one row group has more: in an object store each fetch waits."""
+
 _FACTS = "facts"
 
 
@@ -83,6 +86,33 @@ def read_facts(folder: Folder, name: str) -> str:
         return file.metadata.metadata[_FACTS.encode()].decode()
 
 
+def read_groups(
+    file: pq.ParquetFile,
+    rows: int = BATCH_ROWS,
+    *,
+    groups: Iterable[int] | None = None,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in order, with a few of its row groups in memory.
+
+    Asked for all of them at once, pyarrow fetches them all before the first row passes, and keeps them to the end.
+
+    Args:
+        file: what is read.
+        rows: most rows of a batch.
+        groups: row groups that are wanted; by default all.
+        columns: those that are wanted; by default all.
+    """
+    fetched, size = list[int](), 0
+    wanted = list(range(file.num_row_groups) if groups is None else groups)
+    for group in wanted:
+        fetched.append(group)
+        size += file.metadata.row_group(group).total_byte_size
+        if size >= FETCHED_BYTES or group == wanted[-1]:
+            yield from file.iter_batches(rows, row_groups=fetched, columns=None if columns is None else list(columns))
+            fetched, size = [], 0
+
+
 def read_rows(
     folder: Folder, names: Sequence[str], within: KeyRange, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
@@ -93,9 +123,8 @@ def read_rows(
     """
     for name in names:
         with _opened(folder, name) as file:
-            groups = _groups(file, within)
             wanted = None if columns is None else list(dict.fromkeys([within.column, *columns]))
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=wanted) if groups else ():
+            for batch in read_groups(file, groups=_groups(file, within), columns=wanted):
                 keys = batch.column(within.column)
                 low, high = (pa.scalar(edge, pa.uint64()).cast(keys.type) for edge in (within.low, within.high - 1))
                 kept = batch.filter(pc.and_(pc.greater_equal(keys, low), pc.less_equal(keys, high)))

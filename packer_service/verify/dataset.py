@@ -157,8 +157,7 @@ class _Dataset:
             self.faults.merge(verdict.faults)
             self.checked.update(verdict.checked)
             progress.step("verified shards", done, total)
-        rest = reader.take(order.n_rows, 1)
-        if rest is not None and len(rest):
+        if reader.count_surplus():
             past = f"has rows past the {len(order.groups)} of each of {n_packs} packs"
             self.faults.extend([(MeasuresInvalid, past)], MEASURES_FILE)
         reader.close()
@@ -185,7 +184,7 @@ class _Dataset:
                     model=self.manifest.model,
                     pack_rows=None if packs is None else packs.rows(first, first + n_packs).to_pylist(),
                     document_rows=None if documents is None else documents.of_packs(first, first + n_packs),
-                    measure_rows=reader.take(first * per_pack, n_packs * per_pack),
+                    measure_rows=reader.of_packs(first, min(first + n_packs, total)),
                     measures_per_pack=per_pack,
                     independent=independent,
                 )

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import read_groups
 from preshard.packer_service.verify.scan import PART_ROWS, RowReader
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.codec import shard_name
@@ -196,7 +197,7 @@ def _check_rows(folder: Folder, file: pq.ParquetFile, n_documents: int) -> Itera
         return
     with closing(RowReader(folder, "documents.parquet")) as documents:
         first = 0
-        for batch in file.iter_batches(PART_ROWS):
+        for batch in read_groups(file, PART_ROWS):
             batch.validate(full=True)
             rows = documents.rows(first, first + len(batch)).select(PLACES.names)
             for name in PLACES.names:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.tables.rows import read_groups
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
@@ -86,7 +87,7 @@ class TableScan:
             if not file.schema_arrow.equals(schema):
                 names = f"{file.schema_arrow.names}, not {schema.names} with their types"
                 raise TableInvalid(self.entry.name, f"has the columns {names}")
-            for batch in file.iter_batches(PART_ROWS):
+            for batch in read_groups(file, PART_ROWS):
                 batch.validate(full=True)
                 part = pa.Table.from_batches([batch]).cast(schema)
                 self._look_at_values(part)
@@ -165,30 +166,49 @@ class DocumentOrder:
 
 
 class RowReader:
-    """Rows of a table by their numbers."""
+    """Rows of a table by their numbers.
 
-    def __init__(self, folder: Folder, name: str) -> None:
+    Args:
+        folder: the dataset.
+        name: of the table.
+        kept_rows: rows of row groups that stay in memory.
+        read: reads a row group; columns that it leaves out are null.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        name: str,
+        *,
+        kept_rows: int = KEPT_ROWS,
+        read: Callable[[pq.ParquetFile, int], pa.Table] = pq.ParquetFile.read_row_group,
+    ) -> None:
         self._files = ExitStack()
-        self._file = pq.ParquetFile(self._files.enter_context(folder.open(name)))
-        self._edges = row_group_edges(self._file.metadata)
-        self._kept: LRUCache[int, pa.Table] = LRUCache(KEPT_ROWS, getsizeof=len)
+        self.file = pq.ParquetFile(self._files.enter_context(folder.open(name)))
+        self._edges = row_group_edges(self.file.metadata)
+        self._kept: LRUCache[int, pa.Table] = LRUCache(kept_rows, getsizeof=len)
+        self._read = read
+
+    @property
+    def n_rows(self) -> int:
+        return int(self._edges[-1])
 
     def rows(self, first: int, end: int) -> pa.Table:
         """The rows ``[first, end)``, as far as they are there."""
-        found = [self._file.schema_arrow.empty_table()]
-        end = min(end, int(self._edges[-1]))
+        found = [self.file.schema_arrow.empty_table()]
+        end = min(end, self.n_rows)
         number = int(np.searchsorted(self._edges, first, side="right")) - 1
         while first < end:
             before, behind = self._edges[number : number + 2].tolist()
             stop = min(end, behind)
             found.append(self._group(number).slice(first - before, stop - first))
             first, number = stop, number + 1
-        return pa.concat_tables(found)
+        return pa.concat_tables(found, promote_options="default")
 
     def _group(self, number: int) -> pa.Table:
         group = self._kept.get(number)
         if group is None:
-            group = self._file.read_row_group(number)
+            group = self._read(self.file, number)
             if len(group) <= self._kept.maxsize:
                 self._kept[number] = group
         return group
@@ -223,66 +243,72 @@ MEASURES_FILE = "measures.parquet"
 
 
 class MeasuresReader:
-    """``measures.parquet`` pack by pack, a block of packs in memory; None from where it can no longer be read."""
+    """``measures.parquet`` by pack; the row groups of one block of packs are in memory, without columns of nulls."""
 
     def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None, order: MeasureOrder) -> None:
-        self.faults, self.order = faults, order
-        self.files = ExitStack()
-        self.failed = entry is None or not folder.is_file(MEASURES_FILE)
-        self.batches = order.by_pack(self._batches(folder, entry)) if entry is not None and not self.failed else None
-        self.waiting = MEASURES.empty_table()
-        self.position = 0
+        self._faults, self._order = faults, order
+        self._reader: RowReader | None = None
+        if entry is not None and folder.is_file(MEASURES_FILE):
+            with self._failing():
+                kept = order.block_packs * (len(order.groups) + 1)
+                self._reader = RowReader(folder, MEASURES_FILE, kept_rows=kept, read=self._read)
+                self._check_footer(self._reader.file, entry)
 
-    def _batches(self, folder: Folder, entry: TableEntry) -> Iterator[pa.Table]:
-        file = pq.ParquetFile(self.files.enter_context(folder.open(MEASURES_FILE)))
+    def of_packs(self, first: int, end: int) -> pa.Table | None:
+        """The rows of the packs ``[first, end)``, pack by pack, as far as they are there; None where the table cannot
+        be read.
+        """
+        found = [MEASURES.empty_table()]
+        with self._failing():
+            while self._reader is not None and first < end:
+                packs = self._order.block_of(first)
+                stop = min(end, packs.stop)
+                found.append(self._of_block(self._reader, packs, first, stop))
+                first = stop
+        return None if self._reader is None else pa.concat_tables(found).unify_dictionaries()
+
+    def _of_block(self, reader: RowReader, packs: range, first: int, end: int) -> pa.Table:
+        n_groups, before = len(self._order.groups), first - packs.start
+        rows = [packs.start * n_groups + group * len(packs) + before for group in range(n_groups)]
+        parts = [reader.rows(row, row + end - first) for row in rows]
+        by_pack = np.argsort(np.concatenate([np.arange(len(part)) for part in parts]), kind="stable")
+        # A slice would travel to another process with the whole table behind it.
+        return pa.concat_tables(parts).unify_dictionaries().take(pa.array(by_pack))
+
+    def count_surplus(self) -> int:
+        """Rows past those of the last pack."""
+        return 0 if self._reader is None else max(self._reader.n_rows - self._order.n_rows, 0)
+
+    def _check_footer(self, file: pq.ParquetFile, entry: TableEntry) -> None:
         if not file.schema_arrow.equals(MEASURES):
             names = file.schema_arrow.names
             raise TableInvalid(MEASURES_FILE, f"has the columns {names}, not {MEASURES.names} with their types")
         if file.metadata.num_rows != entry.rows:
             rows = f"has {file.metadata.num_rows} rows; the manifest says {entry.rows}"
-            self.faults.extend([(TableChanged, rows)], MEASURES_FILE)
+            self._faults.extend([(TableChanged, rows)], MEASURES_FILE)
         found = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        if sum(found) == self.order.n_rows and found != (asked := self.order.row_groups()):
+        if sum(found) == self._order.n_rows and found != (asked := self._order.row_groups()):
             groups = f"has row groups of {str(found)[:80]} rows, not of {str(asked)[:80]}"
-            self.faults.extend([(TableInvalid, groups)], MEASURES_FILE)
-        for batch in file.iter_batches(batch_size=PART_ROWS):
-            table = pa.Table.from_batches([batch])
-            table.validate(full=True)
-            for name in ("pack_id", "degree"):
-                if nulls := table[name].null_count:
-                    self.faults.extend([(TableInvalid, f"{name} has {nulls} nulls")], MEASURES_FILE)
-            yield table.cast(MEASURES)
+            self._faults.extend([(TableInvalid, groups)], MEASURES_FILE)
 
-    def take(self, start: int, n_rows: int) -> pa.Table | None:
-        """Rows from ``start``, fewer at the table's end; None where they were taken before."""
-        while self.batches is not None and self.position + len(self.waiting) < start + n_rows:
-            self._read_on()
-            self._drop(start)
-        self._drop(start)
-        if self.failed or start < self.position:
-            return None
-        taken = self.waiting.slice(0, min(n_rows, len(self.waiting)))
-        self._drop(start + n_rows)
-        # A slice travels to another process with the whole table behind it; a copy does not.
-        return taken.take(pa.array(range(len(taken)), pa.int64()))
+    def _read(self, file: pq.ParquetFile, group: int) -> pa.Table:
+        table = file.read_row_group(group)
+        table.validate(full=True)
+        for name in ("pack_id", "degree"):
+            if nulls := table[name].null_count:
+                self._faults.extend([(TableInvalid, f"{name} has {nulls} nulls")], MEASURES_FILE)
+        return table.select([name for name in table.column_names if table[name].null_count < len(table)])
 
-    def _drop(self, upto: int) -> None:
-        """Forgets rows before ``upto``."""
-        dropped = min(max(upto - self.position, 0), len(self.waiting))
-        self.waiting, self.position = self.waiting.slice(dropped), self.position + dropped
-
-    def _read_on(self) -> None:
-        assert self.batches is not None
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
         try:
-            batch = next(self.batches)
-        except StopIteration:
-            self.batches = None
+            yield
         except (TableInvalid, pa.ArrowException, OSError, ValueError) as error:
             detail = error.detail if isinstance(error, TableInvalid) else f"cannot be read ({error})"
-            self.faults.extend([(TableInvalid, detail)], MEASURES_FILE)
-            self.batches, self.failed = None, True
-        else:
-            self.waiting = pa.concat_tables([self.waiting, batch]).unify_dictionaries()
+            self._faults.extend([(TableInvalid, detail)], MEASURES_FILE)
+            self.close()
 
     def close(self) -> None:
-        self.files.close()
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = None

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.connect import connect
+from preshard.packer_service.tables.rows import read_groups
 from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_total
 from preshard.packer_service.verify.scan import (
     MEASURES_FILE,
@@ -234,7 +235,7 @@ class TableCheck:
                 file = pq.ParquetFile(stack.enter_context(self._folder.open(f"{name}.parquet")))
                 columns = BY_ID[name]
                 schema = pa.schema([file.schema_arrow.field(column) for column in columns])
-                rows[name] = pa.RecordBatchReader.from_batches(schema, file.iter_batches(PART_ROWS, columns=columns))
+                rows[name] = pa.RecordBatchReader.from_batches(schema, read_groups(file, PART_ROWS, columns=columns))
             yield from fetch(stack.enter_context(connect(rows, scratch=scratch, memory_mib=ID_MIB)), sql)
 
     def _derived(self, distinct: int) -> dict[str, int]:

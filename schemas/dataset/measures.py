@@ -128,7 +128,12 @@ class MeasureOrder:
     def blocks(self) -> Iterator[range]:
         """The packs of each block."""
         for first in range(0, self.n_packs, self.block_packs):
-            yield range(first, min(first + self.block_packs, self.n_packs))
+            yield self.block_of(first)
+
+    def block_of(self, pack: int) -> range:
+        """The packs of the block that a pack is in."""
+        first = pack - pack % self.block_packs
+        return range(first, min(first + self.block_packs, self.n_packs))
 
     def row_groups(self) -> list[int]:
         """The number of rows of every row group."""
@@ -170,33 +175,6 @@ class MeasureOrder:
                         waiting[number] = []
                     have, block = 0, next(blocks, range(0))
         assert not have, "no fewer rows than the packs have"
-
-    def by_pack(self, rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Sorts rows of the table, in parts of any size, pack by pack again: one table per block.
-
-        If the table ends early, the missing rows leave gaps where they would lie. Surplus rows come last, unchanged.
-        """
-        for packs, block in self._cut(rows):
-            places = np.arange(len(block))
-            if len(packs):
-                places = np.argsort(places % len(packs) * len(self.groups) + places // len(packs), kind="stable")
-            yield block.take(pa.array(places))
-
-    def _cut(self, rows: Iterable[pa.Table]) -> Iterator[tuple[range, pa.Table]]:
-        """The rows of each block. Rows beyond the last block come with an empty range of packs."""
-        waiting: list[pa.Table] = []
-        have, blocks = 0, self.blocks()
-        block = next(blocks, None)
-        for part in rows:
-            waiting.append(part)
-            have += len(part)
-            while block is not None and have >= len(block) * len(self.groups):
-                joined, wanted = pa.concat_tables(waiting).unify_dictionaries(), len(block) * len(self.groups)
-                yield block, joined.slice(0, wanted)
-                waiting, have = [joined.slice(wanted)], have - wanted
-                block = next(blocks, None)
-        if have:
-            yield block or range(0), pa.concat_tables(waiting).unify_dictionaries()
 
 
 def _known(rows: pa.Table) -> list[str]:

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from mixtures import lengths
 
-from preshard.packer_service.job.planning.measure import MEASURED, Measured
-from preshard.packer_service.job.planning.measured import keep_measured
+from preshard.packer_service.job.planning.measured import MEASURED, Measured, keep_measured
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig

@@ -52,7 +52,7 @@ from preshard.packer_service.job.plan import (  # noqa: E402
     PLAN_FOLDER,
     Planned,
 )
-from preshard.packer_service.job.planning.measured import measure_and_keep  # noqa: E402
+from preshard.packer_service.job.planning.measure import measure_and_keep  # noqa: E402
 from preshard.packer_service.job.planning.partitions import PartitionPlanner  # noqa: E402
 from preshard.packer_service.job.writing.read import ShardDocument, read_shard  # noqa: E402
 from preshard.packer_service.job.writing.records import build_and_keep  # noqa: E402

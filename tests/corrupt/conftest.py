@@ -283,9 +283,7 @@ class Editable:
         boundaries = head["image_shard_boundaries"]
         rows.add_pack(pack_id, index, sample.token_layouts(), boundaries, parts.crops, parts.loads, layers)
         order = MeasureOrder.of(config, self.manifest["counts"]["packs"])
-        written = pa.Table.from_pylist(self.tables["measures.parquet"], schema=TABLES["measures.parquet"])
-        others = pa.concat_tables(order.by_pack([written])).to_pylist()
-        others = [row for row in others if row["pack_id"] != pack_id]
+        others = [row for row in self.tables["measures.parquet"] if row["pack_id"] != pack_id]
         derived = sorted(others + rows.table().to_pylist(), key=lambda row: row["pack_id"])
         by_pack = pa.Table.from_pylist(derived, schema=TABLES["measures.parquet"])
         self.tables["measures.parquet"] = pa.concat_tables(order.by_table([by_pack])).to_pylist()

@@ -16,8 +16,13 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.planning.measure import MEASURED, Measured
-from preshard.packer_service.job.planning.measured import KeptFragment, find_measured, keep_measured
+from preshard.packer_service.job.planning.measured import (
+    MEASURED,
+    KeptFragment,
+    Measured,
+    find_measured,
+    keep_measured,
+)
 from preshard.packer_service.job.planning.partition import Partition, count_partitions
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.job.planning.runs import cut_runs

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from preshard.packer_service.job.planning.measured import measure_and_keep
+from preshard.packer_service.job.planning.measure import measure_and_keep
 from preshard.packer_service.runtime.executors import TaskCounts
 
 MONITORING = Path(__file__).parents[2] / "k8s" / "components" / "monitoring"

@@ -78,33 +78,43 @@ def test_documents_are_packed_once_or_rejected_once(
         assert count_documents(ask) == counts
 
 
-@pytest.mark.parametrize("row_group", [7, 50, 1000])
-def test_measures_come_pack_by_pack_in_parts_whatever_the_row_groups(
-    row_group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("row_group", [None, 7, 1000])
+@pytest.mark.parametrize("more", [-3, 0, 2])
+def test_measures_are_found_by_pack_whatever_the_row_groups(
+    more: int, row_group: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails when rows are lost between row groups or blocks, or a part that was passed over shifts those after it."""
+    """Fails when rows are lost between row groups or blocks, a table that was cut short shifts the rows of packs before
+    the cut, or a column that some row groups lack is not null.
+    """
     monkeypatch.setattr("preshard.schemas.dataset.measures.BLOCK_VALUES", 200)
     groups = (MeasureGroup(scheme="zigzag", degree=2), MeasureGroup(scheme=None, degree=3))
-    order = MeasureOrder(groups=groups, n_packs=23)
+    order, n = MeasureOrder(groups=groups, n_packs=23), 2 * 23
     assert order.block_packs == 6
-    n = 2 * 23
+    numbers = np.arange(n)
     columns: dict[str, Any] = {field.name: pa.nulls(n, field.type) for field in MEASURES}
-    columns |= {"pack_id": np.arange(n) // 2, "degree": np.ones(n, np.int64), "gather_path": np.arange(n)}
-    by_pack = pa.table(columns, schema=MEASURES)
-    written = pa.concat_tables(order.by_table([by_pack]))
-    assert written["gather_path"].to_pylist() != list(range(n))
-    pq.write_table(written, tmp_path / "measures.parquet", row_group_size=row_group)
-    faults = Faults()
-    entry = TableEntry(name="measures.parquet", bytes=0, sha256="", rows=n)
+    columns |= {"pack_id": numbers // 2, "degree": np.ones(n, np.int64), "gather_path": numbers}
+    columns["scheme"] = pa.array(["zigzag", None] * 23)
+    by_pack = pa.table(columns).cast(MEASURES)
+    parts = list(order.by_table([by_pack]))
+    written = pa.concat_tables([*parts, *parts], promote_options="permissive").slice(0, n + more)
+    assert written["gather_path"].to_pylist()[:n] != list(range(n))
+    with pq.ParquetWriter(tmp_path / "measures.parquet", MEASURES) as file:
+        ends = (
+            np.cumsum([*order.row_groups(), 2]) if row_group is None else range(row_group, n + row_group + 2, row_group)
+        )
+        for at, end in pairwise([0, *map(int, ends)]):
+            file.write_table(written.slice(at, end - at))
+    faults, entry = Faults(), TableEntry(name="measures.parquet", bytes=0, sha256="", rows=n + more)
     reader = MeasuresReader(Folder(str(tmp_path)), faults, entry, order)
-    paths = []
-    for start in (0, 4, 30, n - 3):
-        part = reader.take(start, 4)
-        assert part is not None
-        paths += part["gather_path"].to_pylist()
-    assert paths == [*range(8), *range(30, 34), *range(n - 3, n)]
-    assert reader.take(0, 4) is None
-    assert [fault.rule for fault in faults.listed] == ["D6"]  # the row groups
+    for first, end in ((0, 2), (5, 19), (4, 6), (22, 23), (3, 3)):
+        found = reader.of_packs(first, end)
+        assert found is not None
+        asked = by_pack.slice(2 * first, 2 * (end - first)).to_pylist()
+        cut = [row for row in asked if row["gather_path"] not in (41, 43, 45)] if more < 0 else asked
+        assert found.to_pylist() == cut
+    assert reader.count_surplus() == max(more, 0)
+    wrong = not more and row_group is not None
+    assert [fault.rule for fault in faults.listed] == (["D6"] if wrong else [])  # the row groups
     reader.close()
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
-from preshard.packer_service.job.planning.identify import PERMUTATIONS
+from preshard.packer_service.job.planning.measured import PERMUTATIONS
 from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, querying
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory

@@ -15,12 +15,12 @@ from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.isolated import pixel_digest
 from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile, SourceRow
+from preshard.packer_service.job.planning.measured import PERMUTATIONS
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import mix64
 from preshard.schemas.errors import ConfigError
 
-PERMUTATIONS = 128
 SHINGLE = 5
 """Neighbouring tokens that count as one element of a text."""
 

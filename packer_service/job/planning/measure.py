@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from hashlib import blake2b
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,74 +19,56 @@ from preshard.packer_service.ingest.media.shape import PlacedMedium, VideoFrames
 from preshard.packer_service.ingest.media.stores import AHEAD, reading_row
 from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.render import render_row
+from preshard.packer_service.ingest.source.containers.compressed import keep_copy, spooled
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, RowReference, SourceFile, SourceRow
 from preshard.packer_service.ingest.source.files import read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
 from preshard.packer_service.ingest.source.rows import parse_row, row_identity, unused_columns
 from preshard.packer_service.job.planning.identify import identify
+from preshard.packer_service.job.planning.measured import (
+    MAX_UNUSED,
+    MEASURED,
+    Measured,
+    MeasuredCounts,
+    keep_measured,
+)
 from preshard.packer_service.job.planning.where import filtered_documents, filtered_rows
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.packs.figures import UnitTotals
 from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.files.filesystem import split_query
 from preshard.schemas.sequence import IGNORE_INDEX, MaskArrays
 from preshard.schemas.tables import reason_columns
-
-MEASURED = pa.schema(
-    [
-        ("row", pa.int64()),
-        ("offset", pa.int64()),
-        ("size", pa.int64()),
-        ("doc_id", pa.string()),
-        ("source", pa.string()),
-        ("piece", pa.int64()),
-        ("tokens", pa.int64()),
-        ("images", pa.int64()),
-        ("patches", pa.int64()),
-        ("load", pa.int64()),
-        ("area", pa.int64()),
-        ("loss_weight", pa.float64()),
-        ("truncated", pa.int64()),
-        ("thinned_to", pa.float64()),
-        ("content", pa.uint64()),
-        ("rendered", pa.uint64()),
-        *((name, pa.binary()) for name in ("text", "media", "pictures", "signature")),
-        ("stage", pa.string()),
-        ("code", pa.string()),
-        ("message", pa.string()),
-    ]
-)
-"""One row for each piece of a document, and for each rejected document (``code`` is not null). ``row`` counts in the
-fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask.
-``thinned_to`` is the largest time between two frames of a video that ``video.max_frames`` thins, in seconds.
-``content`` is a hash of what the row says, ``rendered`` one of the arrays that come of it; the columns after them are
-those of :func:`~preshard.packer_service.job.planning.identify.identify`."""
 
 AHEAD_ROWS = 16
 """Most rows that wait while the images of those before them are read."""
 LOADED_PACKS = 16
 """Packs of a dataset that are read at the same time."""
-MAX_UNUSED = 100
-"""Most names of unused columns that are kept: rows of JSON can each have keys of their own."""
 MAX_UNUSED_NAME = 80
-"""Most characters of such a name."""
-
+"""Most characters of the name of an unused column."""
 
 LATER_FIELDS = ("answer", "tokens", "values", "kept")
 """Fields that rows of earlier versions did not have: without them a row keeps its hash, by which equal ids are
 numbered."""
 
 
-class Measured(NamedTuple):
-    """A fragment's table, its lines (blank ones included), the fields of its rows that nothing reads, and how many rows
-    of each source ``where`` leaves out.
-    """
+def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> MeasuredCounts:
+    """Runs in a task: measures a fragment and keeps its table under the fragment's number.
 
-    table: pa.Table
-    n_lines: int
-    unused: list[str]
-    filtered: Mapping[str, int] = MappingProxyType({})
+    Of a compressed file it keeps a copy first that can be read at any position, as the file itself cannot.
+    """
+    index, fragment = item
+    started = time.monotonic()
+    if fragment.file.copy is not None:
+        path, query = split_query(fragment.file.copy)
+        folder, _, name = path.rpartition("/")
+        with Folder(folder + query).writer(name) as sink:
+            keep_copy(spooled(fragment.file), sink)
+    found = measure_fragment(fragment, config)
+    return keep_measured(Folder(work), index, found, time.monotonic() - started)
 
 
 def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:

@@ -9,25 +9,20 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from preshard.packer_service.ingest.source.containers.compressed import keep_copy, spooled
-from preshard.packer_service.ingest.source.file import Fragment
-from preshard.packer_service.job.planning.measure import Measured, measure_fragment
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import damaged
 from preshard.schemas.codec import encode_table
-from preshard.schemas.config import PackConfig
-from preshard.schemas.files.filesystem import split_query
 
 MEASURED_FOLDER = "measured"
 COPIES = "copies"
@@ -35,6 +30,53 @@ COPIES = "copies"
 
 FOLDER_FILES = 256
 """Most fragments (or partitions) whose files share a folder: no listing is long, whatever the size of the source."""
+
+MAX_UNUSED = 100
+"""Most names of unused columns that are kept: rows of JSON can each have keys of their own."""
+
+MEASURED = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("doc_id", pa.string()),
+        ("source", pa.string()),
+        ("piece", pa.int64()),
+        ("tokens", pa.int64()),
+        ("images", pa.int64()),
+        ("patches", pa.int64()),
+        ("load", pa.int64()),
+        ("area", pa.int64()),
+        ("loss_weight", pa.float64()),
+        ("truncated", pa.int64()),
+        ("thinned_to", pa.float64()),
+        ("content", pa.uint64()),
+        ("rendered", pa.uint64()),
+        *((name, pa.binary()) for name in ("text", "media", "pictures", "signature")),
+        ("stage", pa.string()),
+        ("code", pa.string()),
+        ("message", pa.string()),
+    ]
+)
+"""One row for each piece of a document, and for each rejected document (``code`` is not null). ``row`` counts in the
+fragment from 0, ``offset`` and ``size`` say where the row lies, ``area`` counts the allowed pairs of the mask.
+``thinned_to`` is the largest time between two frames of a video that ``video.max_frames`` thins, in seconds.
+``content`` is a hash of what the row says, ``rendered`` one of the arrays that come of it; the columns after them are
+those of :func:`~preshard.packer_service.job.planning.identify.identify`."""
+
+PERMUTATIONS = 128
+"""Entries of four bytes of a ``signature``."""
+
+
+class Measured(NamedTuple):
+    """A fragment's table, its lines (blank ones included), the fields of its rows that nothing reads, and how many rows
+    of each source ``where`` leaves out.
+    """
+
+    table: pa.Table
+    n_lines: int
+    unused: list[str]
+    filtered: Mapping[str, int] = MappingProxyType({})
 
 
 class KeptFragment(NamedTuple):
@@ -69,22 +111,6 @@ class MeasuredFragment:
 
     measured: Measured
     seconds: float
-
-
-def measure_and_keep(item: tuple[int, Fragment], config: PackConfig, work: str) -> MeasuredCounts:
-    """Runs in a task: measures a fragment and keeps its table under the fragment's number.
-
-    Of a compressed file it keeps a copy first that can be read at any position, as the file itself cannot.
-    """
-    index, fragment = item
-    started = time.monotonic()
-    if fragment.file.copy is not None:
-        path, query = split_query(fragment.file.copy)
-        folder, _, name = path.rpartition("/")
-        with Folder(folder + query).writer(name) as sink:
-            keep_copy(spooled(fragment.file), sink)
-    found = measure_fragment(fragment, config)
-    return keep_measured(Folder(work), index, found, time.monotonic() - started)
 
 
 def keep_measured(work: Folder, index: int, found: Measured, seconds: float) -> MeasuredCounts:

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 from pydantic import BaseModel, ConfigDict
 
-from preshard.packer_service.job.planning.measure import MAX_UNUSED, MEASURED
-from preshard.packer_service.job.planning.measured import KeptFragment, read_measured
+from preshard.packer_service.job.planning.measured import MAX_UNUSED, MEASURED, KeptFragment, read_measured
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory, scratch_folder
 from preshard.packer_service.shards.store import Folder

@@ -13,8 +13,13 @@ from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import stores
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.stores import MOST_FAILURES, StoreDownError, Stores, reading_row
-from preshard.packer_service.job.planning.measure import MEASURED, Measured
-from preshard.packer_service.job.planning.measured import find_measured, keep_measured, read_measured
+from preshard.packer_service.job.planning.measured import (
+    MEASURED,
+    Measured,
+    find_measured,
+    keep_measured,
+    read_measured,
+)
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.tables import reason_columns
