@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from jaxtyping import UInt64
 
 from preshard.packer_service.ingest.model import PackedFor
@@ -22,10 +21,10 @@ from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.writing.record_file import GROUP, join_group, joined_entries, joined_rows
 from preshard.packer_service.job.writing.tables import Sums, write_table
 from preshard.packer_service.report.stored import write_figures
+from preshard.packer_service.report.tables import table_parts
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import read_groups
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import hash_ids
 from preshard.schemas.dataset.identity import dataset_id
@@ -210,7 +209,7 @@ def _write_tables(
     }
     schemas = TABLES | {"documents.parquet": documents_schema(config.keep_columns)}
     tables = [write_table(folder, name, rows[name], order, schemas[name]) for name in TABLES]
-    packed = documents.count(lambda: _stored(folder, "documents.parquet", "doc_id", *PLACE))
+    packed = documents.count(lambda: table_parts(folder, "documents.parquet", ("doc_id", *PLACE)))
     left_out = planned.mixture.left_out
     counts = Counts(
         source_documents=planned.n_rows,
@@ -228,10 +227,3 @@ def _write_tables(
         patches=packs.totals["n_patches"],
     )
     return tables, counts
-
-
-def _stored(folder: Folder, name: str, *columns: str) -> Iterator[pa.Table]:
-    """Columns of a table that is written, some thousand rows at a time."""
-    with folder.open(name) as file:
-        for batch in read_groups(pq.ParquetFile(file), columns=columns):
-            yield pa.Table.from_batches([batch])
