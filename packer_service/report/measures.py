@@ -31,7 +31,7 @@ EXACT = "DECIMAL(38, 12)"
 PLACES = (pa.field("degree", pa.int64()), pa.field("place", pa.int64()))
 """Columns that rows get besides their own."""
 
-QUANTILE_VALUES = 1 << 24
+QUANTILE_VALUES = 1 << 23
 """Values, of 8 bytes, that quantiles of one query are taken of: all of them are in memory."""
 
 P95 = "quantile_disc({0}, 0.95)"
@@ -141,7 +141,7 @@ def all_balances(measures: Measures) -> Balances:
     groups = measure_groups(measures.config)
     layouts = [group for group in groups if group.scheme]
     images = [group for group in groups if group.scheme is None]
-    with connect() as database:
+    with connect(threads=1) as database:  # more hold the values several times, and wait for the reading thread
         balance: dict[str, dict[int, LayoutBalance]] = {}
         for group, figures in _balances(measures, layouts, None, database).items():
             balance.setdefault(group.scheme or "", {})[group.degree] = _layout_balance(group, figures)
