@@ -37,6 +37,7 @@ from preshard.packer_service.http.middleware.compress import LEVEL, is_worth_com
 from preshard.packer_service.http.models.datasets import PageOf
 from preshard.packer_service.http.problems import ProblemError
 from preshard.packer_service.layout.area import area_by_rank
+from preshard.packer_service.runtime.scratch import keep_little_memory
 from preshard.packer_service.tables.connect import keep_database
 from preshard.schemas.sequence import MaskArrays
 
@@ -186,6 +187,7 @@ MODULES = (
 
 def preload() -> Iterator[None]:
     """Imports what answering needs; returns what loads the rest, some tenths of a second at a time."""
+    keep_little_memory()
     for name in MODULES:
         importlib.import_module(name)
     _settle()

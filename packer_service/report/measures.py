@@ -31,6 +31,9 @@ EXACT = "DECIMAL(38, 12)"
 PLACES = (pa.field("degree", pa.int64()), pa.field("place", pa.int64()))
 """Columns that rows get besides their own."""
 
+BATCH_ROWS = 1 << 16
+"""Rows of an answer that are taken together."""
+
 QUANTILE_VALUES = 1 << 23
 """Values, of 8 bytes, that quantiles of one query are taken of: all of them are in memory."""
 
@@ -105,7 +108,7 @@ def ask(
     schema: pa.Schema,
     parts: Callable[[], Iterator[pa.Table]],
     database: duckdb.DuckDBPyConnection | None = None,
-    fetch: Callable[[duckdb.DuckDBPyConnection], Any] = duckdb.DuckDBPyConnection.fetchall,
+    take: Callable[[duckdb.DuckDBPyRelation], Any] = duckdb.DuckDBPyRelation.fetchall,
 ) -> Any:
     """The answer to a query over ``rows``, which pass in parts and are not kept.
 
@@ -114,7 +117,7 @@ def ask(
         schema: the columns of the rows.
         parts: reads the rows. What it raises is raised here.
         database: answers it; None for one of its own.
-        fetch: takes the answer; by default as a list of rows.
+        take: takes the answer; by default as a list of rows.
     """
     raised = list[Exception]()
 
@@ -129,7 +132,7 @@ def ask(
     reader = pa.RecordBatchReader.from_batches(schema, batches())
     try:
         with connect({"rows": reader}, database=database) as connection:
-            return fetch(connection.execute(sql))
+            return take(connection.sql(sql))
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(str(error)) from None
     except duckdb.Error as error:
@@ -306,10 +309,15 @@ def figure_values(
 ) -> dict[str, Float64[np.ndarray, "packs"]]:
     """The value of each figure, by its key, in each of some ascending packs; nan where it has no meaning."""
     asked = ", ".join(f'({expression(figure.value, measures.config)})::DOUBLE AS "{figure.key}"' for figure in figures)
-    answer = _ask_packs(f"SELECT place, {asked} FROM rows", measures, group, figures, packs)
     found = {figure.key: np.full(len(packs), np.nan) for figure in figures}
-    for key, values in found.items():
-        values[answer["place"]] = np.ma.filled(answer[key], np.nan)
+
+    def take(answer: duckdb.DuckDBPyRelation) -> None:
+        for batch in answer.to_arrow_reader(BATCH_ROWS):  # in any order, and never all of them in memory
+            places = np.from_dlpack(batch["place"])
+            for key, values in found.items():
+                values[places] = np.from_dlpack(pc.fill_null(batch[key], np.nan))
+
+    _ask_packs(f"SELECT place, {asked} FROM rows", measures, group, figures, packs, take)
     return found
 
 
@@ -319,7 +327,7 @@ def shard_spreads(
     """The spread of each figure over those of some ascending packs that are in one shard, by the shard's number."""
     asked = [each for figure in figures for each in _spread_of(f"({expression(figure.value, measures.config)})")]
     sql = f"SELECT pack_id // {packs_per_shard} AS shard, {', '.join(asked)} FROM rows GROUP BY shard"
-    found = _ask_packs(sql, measures, group, figures, packs, duckdb.DuckDBPyConnection.fetchall)
+    found = _ask_packs(sql, measures, group, figures, packs, duckdb.DuckDBPyRelation.fetchall)
     return {shard: tuple(_spread(*values[at : at + 4]) for at in range(0, len(values), 4)) for shard, *values in found}
 
 
@@ -329,7 +337,7 @@ def _ask_packs(
     group: MeasureGroup,
     figures: Sequence[Figure],
     packs: Sequence[int],
-    fetch: Callable[[duckdb.DuckDBPyConnection], Any] = duckdb.DuckDBPyConnection.fetchnumpy,
+    take: Callable[[duckdb.DuckDBPyRelation], Any],
 ) -> Any:
     """The answer to a query over the rows of some packs, with the columns of figures, ``degree`` and ``place``."""
     names = sorted({"pack_id"}.union(*(figure.columns() for figure in figures)) - {"degree"})
@@ -346,7 +354,7 @@ def _ask_packs(
             first += len(near)
 
     schema = pa.schema([*(MEASURES.field(name) for name in names), *PLACES])
-    return ask(sql, schema, parts, fetch=fetch)
+    return ask(sql, schema, parts, take=take)
 
 
 def _neighbours(packs: Sequence[int], each: int) -> Iterator[Sequence[int]]:

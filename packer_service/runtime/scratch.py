@@ -1,4 +1,4 @@
-"""What a command leaves behind: temporary folders, removed however it ends, and freed memory, given back."""
+"""What a process leaves behind: temporary folders, removed however it ends, and freed memory, given back."""
 
 from __future__ import annotations
 
@@ -52,3 +52,17 @@ def give_back_memory() -> None:
     pa.default_memory_pool().release_unused()
     with suppress(AttributeError, OSError):  # of the C libraries, only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
+
+
+M_ARENA_MAX = -8
+"""glibc's number for the most arenas."""
+
+
+def keep_little_memory() -> None:
+    """Makes this process and those forked from it, whose threads come and go, keep little of what they free.
+
+    Arrow's own pool and glibc would each have a heap for every thread.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
