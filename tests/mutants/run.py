@@ -77,7 +77,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "tests/job/test_finished.py",
         ],
     ),
-    "reading": (["trainer/data/*.py"], ["tests/trainer/data"]),
+    "reading": (["trainer/data/*.py"], ["tests/trainer/data", "tests/trainer/integrations"]),
     "attention": (["trainer/attention/**/*.py"], ["tests/trainer/attention"]),
 }
 """Files, below ``preshard``, and tests of each room."""

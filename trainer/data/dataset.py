@@ -182,10 +182,6 @@ class PackedDataset(IterableDataset[RankBatch]):
         """As iteration, without an end: one epoch after another. Workers share the whole stream, not each epoch."""
         return self._position.iterate(self._read, endless=True)
 
-    def steps(self, first: int = 0, every: int = 1) -> Iterator[RankBatch]:
-        """Every n-th step of the current or next pass; afterwards goes to the start of the next one."""
-        return self._position.steps(self._read, first, every)
-
     @property
     def steps_per_epoch(self) -> int:
         """Whole steps in ``n_packs`` packs."""

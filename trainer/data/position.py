@@ -197,7 +197,7 @@ class Position:
             self._go_to(*self._at)
         self._worker, self._seen = worker, self._board.times
 
-    def steps(self, read: ReadPack, first: int, every: int, *, endless: bool = False) -> Iterator[RankBatch]:
+    def steps(self, read: ReadPack, first: int, every: int, *, endless: bool) -> Iterator[RankBatch]:
         running = self._running = object()
         self._just_loaded = False
         step, (epoch, begin) = first, self._begin

@@ -20,7 +20,15 @@ from preshard.schemas.header import SampleHeader
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
 from preshard.schemas.sequence import PackedSequence
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.split import crop_edges, plan_split, pool_positions, read_header, token_layout
+from preshard.trainer.data.split import (
+    CropEdges,
+    crop_edges,
+    held_units,
+    plan_split,
+    pool_positions,
+    read_header,
+    token_layout,
+)
 
 DEGREES = (1, 2, 4, 8)
 
@@ -61,6 +69,14 @@ def test_derived_boundaries_equal_the_packed_ones(packed: Path, headers: list[Sa
         theirs, ours = (crop_edges(header.head, split, "here", shares_crops=True) for split in (stored, derived))
         for name in ("crops", "pooled", "of_units"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_a_part_of_a_units_crops_keeps_the_grid_of_a_model(headers: list[SampleHeader]) -> None:
+    """Fails when a rank's part of InternVL's crops gets a grid that counts crops, as it does without a model."""
+    unit = headers[0].head.units[0].model_copy(update={"grid": [1, 6, 8], "rows": 12, "patches": 48, "load": 30})
+    edges = CropEdges(crops=np.array([0, 1, 3]), pooled=np.array([0, 4, 12]), of_units=np.array([0, 3]))
+    (part,), inner = held_units(headers[0].head.model_copy(update={"units": [unit]}), edges, 1)
+    assert (part.grid, part.rows, part.patches, part.load, inner.tolist()) == ([1, 6, 8], 8, 32, 20, [0, 2])
 
 
 @pytest.mark.parametrize(("ulysses", "ring"), [(16, 1), (1, 16), (4, 8)])
