@@ -139,9 +139,9 @@ def rest_parameters(encoder: VisionEncoder) -> int:
 
 def row_width(encoder: VisionEncoder) -> int:
     """Numbers that the layers keep of a row which make it of patches: their inputs, and both sides of the nonlinearity,
-    as ``tests/benchmarks/advice_memory.py`` counts them for Qwen3-VL; and what they give.
+    as ``tests/benchmarks/advice_memory.py`` counts them for Qwen3-VL; and what they give, here and where its token is.
     """
-    return 3 * encoder.row_inputs + encoder.row_outputs
+    return 3 * encoder.row_inputs + 2 * encoder.row_outputs
 
 
 def _positive(values: Mapping[str, Any], name: str, default: int | None = None) -> int:

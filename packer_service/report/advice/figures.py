@@ -24,7 +24,7 @@ class StepSeconds(Figures):
     vision: float = Field(description="An even share of the vision encoder's work.")
     vision_waiting: float = Field(description="What the busiest rank has beyond that.")
     exchange: float = Field(
-        description="Keys, values, heads and image features on their way while nothing is computed."
+        description="Keys, values, heads and image features on their way while nothing is computed, and copied for it."
     )
     parameters: float = Field(description="Parameters and gradients on their way beyond what hides behind computing.")
     offload: float = Field(

@@ -67,7 +67,7 @@ def test_every_part_is_counted() -> None:
     assert found.state == 12 * SIZES.parameters / 8
     assert found.gathered == 2 * (REST + 3 * LAYER) + 4 * HEAD  # sums of the output projection, more than a layer's
     in_use = NUMBERS + (4 + 3.5) * 12288 + 2 * 4096  # more than its norm's copies in float32, 10 x 4096
-    made = patches * 1152 * 27 + rows * 4 * (3 * 4608 + 4096)
+    made = patches * 1152 * 27 + rows * 4 * (3 * 4608 + 2 * 4096)
     assert found.activations == 2 * (tokens * (36 * (4096 + 4096) + in_use) + made)
     assert (found.keys, found.logits) == (16 * 128 * 1024, 0)  # tables of tiles alone
 

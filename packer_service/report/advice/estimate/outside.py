@@ -45,8 +45,17 @@ BACKWARD = {False: Moved(214, 148, 176, 48), True: Moved(40, 46, 72, 18)}
 LOGITS = 34 + 48
 """Bytes of a logit: forward, and computed again in the backward pass. The loss is not compiled."""
 
-OF_A_PARAMETER = 27
-"""Bytes that clipping and AdamW read and write of each parameter that a rank has."""
+GATHERED, OWNED = 22, 40
+"""Bytes of each parameter, which a rank gathers twice and whose gradient it hands on, in the stream that computes; and
+of each that it has, by casts, clipping and AdamW."""
+
+KEYS, RING, HEADS = (3, 38), (19, 90, 20), (8, 12)
+"""Bytes that copies around attention's exchanges read and write, forward and backward: for each number of the keys and
+values that a rank gathers; for each of a rank's queries in each step of a ring, and backward of the keys; and for each
+of queries, keys, values and outputs that Ulysses deals. Sums are in float32."""
+
+TILED = 42
+"""Bytes for each number of an MLP that takes its tokens in tiles, besides those of ``FORWARD`` and ``BACKWARD``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +82,7 @@ class OutsideAttention:
         """Bytes that kernels other than products and attention read and write for so many tokens."""
         sizes, forward = self.sizes, FORWARD[compiled]
         layer = (self._passes(saving) - 2) * forward.of(sizes) + BACKWARD[compiled].of(sizes)
-        layer += saving.tiled * forward.inner * sizes.inner
+        layer += saving.tiled * TILED * sizes.inner
         numbers = sizes.layers * layer * self.question.compute_bytes / 2
         return tokens * (numbers + LOGITS * sizes.vocab)
 
@@ -83,13 +92,18 @@ class OutsideAttention:
         operations = self.operations(tokens, saving) / (device.peak_tflops * 1e12)
         if asked.linear_efficiency is not None:
             return operations / asked.linear_efficiency
-        bandwidth = device.memory_gb_per_s * 1e9 * asked.memory_efficiency
+        bandwidth = self.bandwidth
         operands = tokens * OPERANDS.of(sizes) * asked.compute_bytes / 2 + asked.compute_bytes * sizes.layer_parameters
         operands *= self._passes(saving) * sizes.layers
         products = max(operations / asked.product_efficiency, operands / bandwidth)
         moved = self.moved(tokens, saving, compiled=asked.compiled if compiled is None else compiled)
-        state = 0 if saving.on_host else OF_A_PARAMETER * sizes.parameters / gpus
-        return products + (moved + state) / bandwidth
+        parameters = (GATHERED + (not saving.on_host) * OWNED / gpus) * sizes.parameters
+        return products + (moved + parameters) / bandwidth
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes of the device's memory that kernels read and write in a second."""
+        return self.question.device.memory_gb_per_s * 1e9 * self.question.memory_efficiency
 
     def efficiency(self, tokens: float, saving: Saving, gpus: int, *, compiled: bool) -> float:
         """The share of the peak that products reach in this time."""

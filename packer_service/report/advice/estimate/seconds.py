@@ -9,12 +9,13 @@ the vision encoder by the loads of its units; what lies outside both also by its
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
 from preshard.packer_service.report.advice.estimate.loads import PackLoads
-from preshard.packer_service.report.advice.estimate.outside import OutsideAttention
+from preshard.packer_service.report.advice.estimate.outside import HEADS, KEYS, RING, OutsideAttention
 from preshard.packer_service.report.advice.estimate.split import Saving, SplitChoice
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.model.dimensions import ModelDimensions
@@ -164,6 +165,8 @@ class Estimate:
             sent = layout.moved_keys * (key * (sends * asked.compute_bytes + asked.sum_bytes))
             messages = (sends + 1) * self.sizes.layers * self.turns(split, saving)
             waiting = links.spread(sent, split.ring, near) + messages * asked.latency_us * 1e-6
+            held = layout.moved_keys + self.seq_len / split.ring
+            waiting += self._copying(held * key * (KEYS[0] * (1 + again) + KEYS[1]))
             return even, layout.gather_path * tile * once, np.where(layout.moved_keys > 0, waiting, 0.0)
         return (
             even,
@@ -188,7 +191,10 @@ class Estimate:
         hops = np.full(split.ring, keys + gradients)
         hops[0], hops[-1] = keys, gradients
         backward = np.maximum(hops[:, None] - steps * tile * asked.ring_backward, 0).sum(axis=0) + gradients
-        return layers * (forward * (2 if saving.recompute == "full" else 1) + backward)
+        again = 2 if saving.recompute == "full" else 1
+        queries = self.sizes.heads * self.sizes.head_dim / split.ulysses * (RING[0] * again + RING[1])
+        copied = self.seq_len * (queries * layers + self._key_bytes(split) * RING[2])  # a slice in every step
+        return layers * (forward * again + backward) + self._copying(copied)
 
     def _heads(self, split: SplitChoice, saving: Saving) -> float:
         """The heads of queries, keys, values and outputs, dealt among the ranks of Ulysses and back."""
@@ -198,9 +204,12 @@ class Estimate:
         heads = sizes.heads + split.heads_on_the_way(sizes.kv_heads)
         share = self.seq_len / split.cp_size * (split.ulysses - 1) / split.ulysses
         times = 2 if saving.recompute == "none" else 3
-        sent = times * 2 * heads * sizes.head_dim * share * asked.compute_bytes * sizes.layers
+        numbers = 2 * heads * sizes.head_dim * sizes.layers
+        sent = times * numbers * share * asked.compute_bytes
         messages = times * 2 * sizes.layers * asked.latency_us * 1e-6
-        return float(Links(question=asked).spread(sent, split.ulysses, asked.device.gpus_per_node)) + messages
+        copied = numbers * self.seq_len / split.cp_size * (HEADS[0] * (times - 1) + HEADS[1])
+        sending = float(Links(question=asked).spread(sent, split.ulysses, asked.device.gpus_per_node))
+        return sending + messages + self._copying(copied)
 
     def _features(self, split: SplitChoice) -> PerPack:
         """Image features on their way to the ranks of their tokens, and gradients back."""
@@ -219,6 +228,10 @@ class Estimate:
     def _near_in_ring(self, split: SplitChoice) -> int:
         """Ranks of a ring in the same node; they stand ``ulysses`` apart."""
         return max(self.question.device.gpus_per_node // split.ulysses, 1)
+
+    def _copying(self, moved: Any) -> Any:
+        """Seconds for bytes that are read and written on the device."""
+        return moved / OutsideAttention(sizes=self.sizes, question=self.question).bandwidth
 
     def _speed(self, efficiency: float) -> float:
         """Operations per second."""
