@@ -1,6 +1,6 @@
 """Prints the memory of a rank as the trainer and ``preshard advise`` estimate it, beside what a dry run counts.
 
-    python tests/benchmarks/dry_run.py --folder /tmp/dry-run [--model qwen3_vl] [--seq-len 36864]
+    python tests/benchmarks/dry_run.py --folder /tmp/dry-run [--model qwen3_vl] [--seq-len 36864] [--bytes]
 
 Models have the published dimensions of Qwen3-VL-8B, Qwen3-8B and Gemma 3 12B and no weights. Each pack is one document
 of text, with photographs if the model takes any, so that every rank needs nearly all keys. Models and packs are made in
@@ -25,6 +25,10 @@ from PIL import Image  # noqa: E402
 
 import preshard  # noqa: E402
 from preshard.packer_service.demo.model import write_model_folder  # noqa: E402
+from preshard.packer_service.report.advice.estimate.outside import GATHERED, OWNED, OutsideAttention  # noqa: E402
+from preshard.packer_service.report.advice.estimate.split import Saving  # noqa: E402
+from preshard.packer_service.report.advice.model import folder_sizes  # noqa: E402
+from preshard.packer_service.report.advice.question import make_question  # noqa: E402
 from preshard.trainer.config import TrainConfig  # noqa: E402
 from preshard.trainer.dry_run.run import DryRun, dry_run  # noqa: E402
 from preshard.trainer.fit import GIB  # noqa: E402
@@ -54,13 +58,18 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 SIDE, ROWS = 1024, {"qwen3_vl": 1024, "gemma3": 256}
 """Of a photograph: pixels of its sides, and tokens that it becomes at most."""
 
-SPLITS = {8: {"ring": 8}, 64: {"ring": 8, "ulysses": 8}}
+SPLITS = {1: {}, 8: {"ring": 8}, 64: {"ring": 8, "ulysses": 8}}
+ALL = {"recompute": "full", "offload": "all", "mlp_tiles": 8, "logits_mib": 256}
 CASES: list[tuple[int, int, dict[str, Any]]] = [
     *((tokens, cp, {"recompute": "selective"}) for tokens in (36_864, 131_072, 1_048_576) for cp in (8, 64)),
-    *((131_072, 8, {"recompute": way}) for way in ("none", "full")),
+    *((tokens, cp, {"recompute": "none"}) for tokens in (36_864, 131_072) for cp in (8, 64)),
+    (131_072, 8, {"recompute": "full"}),
     *((131_072, 8, {"recompute": "selective", "attention": kind}) for kind in ("ring", "ulysses")),
+    (131_072, 64, {"recompute": "selective", "attention": "ring"}),
     (131_072, 8, {"recompute": "full", "offload": "host"}),
-    (131_072, 8, {"recompute": "full", "offload": "host", "mlp_tiles": 8, "logits_mib": 256}),
+    (131_072, 8, ALL),
+    *((1_048_576, 8, {**ALL, "attention": kind}) for kind in ("gather", "ring", "ulysses")),
+    (1_048_576, 8, {**ALL, "head_stride": 1}),
 ]
 
 
@@ -88,13 +97,13 @@ def _set(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def make_packs(folder: Path, family: str, model: Path, tokens: int) -> Path:
-    """One pack of so many tokens, of one document."""
+def make_packs(folder: Path, family: str, model: Path, tokens: int, *, text: bool = False) -> Path:
+    """One pack of so many tokens, of one document, with images where the model takes them."""
     if (folder / "manifest.json").exists():
         return folder
     source = folder.with_name(f"{folder.name}-source")
     source.mkdir(parents=True, exist_ok=True)
-    rows = ROWS.get(family, 0)
+    rows = 0 if text else ROWS.get(family, 0)
     images = tokens // 3072 if rows else 0
     if images:
         noise = np.random.default_rng(0).integers(0, 255, (SIDE // 16, SIDE // 16, 3), np.uint8)
@@ -119,14 +128,36 @@ def run_case(model: Path, packs: Path, cp: int, changed: dict[str, Any]) -> tupl
     return dry_run(TrainConfig.model_validate({**given, **changed})), time.process_time() - began
 
 
+def print_bytes(folder: Path, family: str) -> None:
+    """Of a whole pack of text on one rank, which exchanges nothing."""
+    model, tokens = make_model(folder / family, family), 36_864
+    packs = make_packs(folder / f"{family}-text-{tokens}", family, model, tokens, text=True)
+    sizes = folder_sizes(str(model))
+    outside = OutsideAttention(sizes=sizes, question=make_question({"gpus": 1}))
+    for compiled in (False, True):
+        for recompute in ("none", "selective"):
+            changed = {"layout": "contiguous", "compile": compiled, "recompute": recompute}
+            counted = run_case(model, packs, 1, changed)[0].moved_by("other") / 1e9
+            moved = outside.moved(tokens, Saving(recompute=recompute), compiled=compiled)
+            moved = (moved + (GATHERED + OWNED) * sizes.parameters) / 1e9
+            figures = f"{moved:,.0f} | {counted:,.0f} | {moved / counted:.2f}"
+            print(f"| {family} | {'compiled' if compiled else 'plain'} | {recompute} | {figures} |", flush=True)
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--folder", type=Path, required=True)
     arguments.add_argument("--model", choices=MODELS, action="append")
     arguments.add_argument("--seq-len", type=int, action="append")
     arguments.add_argument("--only-packs", action="store_true")
+    arguments.add_argument("--bytes", action="store_true")
     given = arguments.parse_args()
     print(f"{hardware()}; no GPU has confirmed a figure\n")
+    if given.bytes:
+        print(f"| model | blocks | recompute | estimate, GB | dry run, GB | ratio |\n|{'---|' * 6}")
+        for family in given.model or MODELS:
+            print_bytes(given.folder, family)
+        return 0
     columns = ["model", "tokens", "cp", "attention", "recompute", "offload", "estimate, GiB", "dry run, GiB", "ratio"]
     print(f"| {' | '.join([*columns, 'CPU s'])} |\n|{'---|' * (len(columns) + 1)}")
     for family in given.model or MODELS:
@@ -141,7 +172,7 @@ def main() -> int:
             assert found.estimate is not None
             estimate, counted = found.estimate.parts.total / GIB, found.peak / GIB
             config = found.config
-            saved = config.offload if config.mlp_tiles == 1 else f"{config.offload}, tiles"
+            saved = config.offload + ", tiles" * (config.mlp_tiles > 1) + ", turns" * (config.head_stride > 0)
             cells = [family, f"{tokens:,}", cp, config.attention, config.recompute, saved]
             figures = [f"{estimate:.1f}", f"{counted:.1f}", f"{estimate / counted:.2f}", f"{seconds:.0f}"]
             print(f"| {' | '.join([*map(str, cells), *figures])} |", flush=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from preshard.packer_service.report.advice.estimate.split import Saving
+from preshard.packer_service.report.advice.estimate.split import TILED_LOGITS_MIB, Saving
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.model.dimensions import ModelDimensions
 
@@ -38,12 +38,13 @@ PLAIN_KEPT, KEPT_OF_A_NORM = 8, 5
 OPERANDS = Moved(14, 4, 4, 6)
 """Of products with weights, in the forward pass; the backward pass has two products for each."""
 
-FORWARD = {False: Moved(84, 56, 56, 10), True: Moved(24, 6, 6, 6)}
-BACKWARD = {False: Moved(214, 148, 176, 48), True: Moved(40, 46, 72, 18)}
+FORWARD = {False: Moved(84, 56, 56, 10, 40), True: Moved(24, 6, 6, 6, 4)}
+BACKWARD = {False: Moved(214, 148, 176, 48, 88), True: Moved(40, 46, 72, 18, 20)}
 """Of all other kernels, with plain and with compiled blocks."""
 
 LOGITS = 34 + 48
-"""Bytes of a logit: forward, and computed again in the backward pass. The loss is not compiled."""
+"""Bytes of a logit: forward, and computed again in the backward pass. The loss is not compiled. For each chunk of
+tokens it also reads and writes the whole gradient of the output projection."""
 
 GATHERED, OWNED = 22, 40
 """Bytes of each parameter, which a rank gathers twice and whose gradient it hands on, in the stream that computes; and
@@ -83,8 +84,10 @@ class OutsideAttention:
         sizes, forward = self.sizes, FORWARD[compiled]
         layer = (self._passes(saving) - 2) * forward.of(sizes) + BACKWARD[compiled].of(sizes)
         layer += saving.tiled * TILED * sizes.inner
-        numbers = sizes.layers * layer * self.question.compute_bytes / 2
-        return tokens * (numbers + LOGITS * sizes.vocab)
+        number, sums = self.question.compute_bytes, self.question.sum_bytes
+        chunk = min(self.question.logits_gb * 1e9, TILED_LOGITS_MIB * 2**20 if saving.tiled else float("inf"))
+        of_chunks = (number + 2 * sums) * sizes.head_products * sizes.vocab * (number + sums) / max(chunk, 1)
+        return tokens * (sizes.layers * layer * number / 2 + LOGITS * sizes.vocab + of_chunks)
 
     def seconds(self, tokens: float, saving: Saving, gpus: int, *, compiled: bool | None = None) -> float:
         """Of a rank with so many tokens; by the given efficiency, where one is given."""
