@@ -17,8 +17,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 import numpy as np  # noqa: E402
 from machine import hardware  # noqa: E402
-from published_runs import LLAMA  # noqa: E402
-from training_estimates import TEXT  # noqa: E402
+from training_estimates import LLAMA, TEXT  # noqa: E402
 
 from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLoads  # noqa: E402
 from preshard.packer_service.report.advice.estimate.seconds import Estimate  # noqa: E402
