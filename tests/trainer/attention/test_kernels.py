@@ -126,6 +126,16 @@ def test_a_row_whose_first_thousand_keys_are_hidden() -> None:
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
 
 
+def test_whole_tiles_with_a_hidden_one_between() -> None:
+    """Fails when keys of another branch are seen, as the tiles before and after are seen whole."""
+    branches = np.repeat(np.array([0, 1, 2, 2], np.int32), 16)
+    mask = MaskArrays(doc_ids=0 * branches, branch_ids=branches, group_ids=0 * branches - 1)
+    inputs = random_inputs(1, 1, 64, 8)
+    ours, _ = in_parts(FlashCPU(q_tile=16, k_tile=16), mask, [np.arange(48), np.arange(48, 64)], inputs)
+    for mine, right in zip(ours, whole(mask, inputs), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
+
+
 class Largest(TorchDispatchMode):
     """The largest tensor that any operation makes."""
 
