@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ["schemas/*.py"],
         [
             *("tests/schemas", "tests/verify/test_format_docs.py", "tests/layout/test_needs.py"),
-            "tests/layout/test_windows.py",
+            *("tests/layout/test_windows.py", "tests/trainer/data/test_errors.py"),
             "tests/docs/test_pages.py::test_the_tables_of_keys_and_options_are_made_from_the_configurations",
         ],
     ),
@@ -78,7 +78,7 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "reading": (["trainer/data/*.py"], ["tests/trainer/data", "tests/trainer/integrations"]),
-    "attention": (["trainer/attention/**/*.py"], ["tests/trainer/attention"]),
+    "attention": (["trainer/attention/**/*.py"], ["tests/trainer/attention", "tests/trainer/models/test_states.py"]),
 }
 """Files, below ``preshard``, and tests of each room."""
 
