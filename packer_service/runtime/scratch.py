@@ -61,7 +61,8 @@ M_ARENA_MAX = -8
 def keep_little_memory() -> None:
     """Makes this process and those forked from it, whose threads come and go, keep little of what they free.
 
-    Arrow's own pool and glibc would each have a heap for every thread.
+    Arrow's own pool and glibc would each have a heap for every thread: 24 rankings of a million packs by 8 threads took
+    930 MiB instead of 630, and a quarter more time.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     with suppress(AttributeError, OSError):
