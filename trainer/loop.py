@@ -28,7 +28,7 @@ from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import inputs_wait, save_memory, state_on_host
 from preshard.trainer.models.parts import end_backward_at_decoder
 from preshard.trainer.preference import BETA, Reference, deal_packs, find_reference, mean_rewards, preference_loss
-from preshard.trainer.setup import Job, open_whole
+from preshard.trainer.setup import Job, open_dataset
 from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
 
 
@@ -63,7 +63,7 @@ def run(
     shares = [group["lr"] / config.largest_lr for group in optimizer.param_groups]
     reference = eval_reference = None
     if config.loss == "dpo":  # by the model as the run began, also where it is resumed
-        datasets = [open_whole(config, path, mesh.cp.cp_rank) for path, _ in config.datasets]
+        datasets = [open_dataset(config, path, mesh.cp.cp_rank) for path, _ in config.datasets]
         reference = find_reference(model, datasets, mesh, **_exchanges(config))
         if job.evaluation is not None:
             eval_reference = find_reference(model, [job.evaluation], mesh, **_exchanges(config))
@@ -155,7 +155,8 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
     return load_sharded(
         config.model,
         shard,
-        dtype=_parameter_dtype(config.dtype),
+        # AdamW's updates are too small for bfloat16 to represent
+        dtype=torch.float32 if config.dtype == "bfloat16" else DTYPES[config.dtype],
         weights=weights,
         seed=config.seed,
         device=device,
@@ -187,11 +188,6 @@ def _figures(totals: Totals, config: TrainConfig, *, step: int, step_time: float
         measured_imbalance=imbalance(totals.compute_times) if totals.compute_times else None,
         rewards=mean_rewards(totals.rewards, totals.loss_weight) if config.loss == "dpo" else None,
     )
-
-
-def _parameter_dtype(name: str) -> torch.dtype:
-    """With bfloat16, parameters stay in float32: AdamW's updates are too small for bfloat16 to represent."""
-    return torch.float32 if name == "bfloat16" else DTYPES[name]
 
 
 def add_gradients(

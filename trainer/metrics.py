@@ -92,7 +92,9 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, after: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= after] if after else []
+        # a killed process can leave half of a line
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if after and path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= after]
         whole = path.with_name(f"{path.name}.tmp")
         whole.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         whole.replace(path)
@@ -135,13 +137,6 @@ class TensorBoardFiles:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The complete lines: a killed process can leave half of one."""
-    if not path.exists():
-        return []
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 SKIPPED, WARMED_UP, RECORDED = 2, 1, 3

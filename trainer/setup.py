@@ -79,22 +79,13 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
     """
     dp_size = config.dp_replicate(world_size) * config.dp_shard
     dp_rank, cp_rank = divmod(rank, config.cp_size)
-    dataset = PackedDataset(
-        config.datasets,
-        dp_rank=dp_rank,
-        dp_size=dp_size,
-        ulysses_degree=config.ulysses,
-        ring_degree=config.ring,
-        cp_rank=cp_rank,
-        layout=config.layout,
-        seed=config.seed,
-    )
+    dataset = open_dataset(config, config.datasets, cp_rank, dp_rank=dp_rank, dp_size=dp_size, seed=config.seed)
     if dataset.n_packs < dp_size * config.accumulate:
         raise ConfigError(
             f"a step takes --accumulate {config.accumulate} packs on each of {dp_size} data-parallel ranks; "
             f"{' + '.join(config.data)} has only {dataset.n_packs} packs: lower --accumulate, or start fewer processes"
         )
-    evaluation = None if config.eval_data is None else open_whole(config, config.eval_data, cp_rank)
+    evaluation = None if config.eval_data is None else open_dataset(config, config.eval_data, cp_rank)
     if config.tensorboard is not None and find_spec("tensorboard") is None:
         raise ConfigError(
             f"--tensorboard is {config.tensorboard}, and the package tensorboard is not installed: "
@@ -136,14 +127,10 @@ def make_mesh(config: TrainConfig, world_size: int, device_type: str) -> Mesh:
     )
 
 
-def open_whole(config: TrainConfig, path: str, cp_rank: int) -> PackedDataset:
-    """A dataset whose packs are dealt to data-parallel ranks by who reads it."""
+def open_dataset(config: TrainConfig, data: str | list[tuple[str, float]], cp_rank: int, **dealt: int) -> PackedDataset:
+    """A dataset, or several with weights, as a rank of a pack reads it; all packs, unless they are dealt."""
     return PackedDataset(
-        path,
-        ulysses_degree=config.ulysses,
-        ring_degree=config.ring,
-        cp_rank=cp_rank,
-        layout=config.layout,
+        data, ulysses_degree=config.ulysses, ring_degree=config.ring, cp_rank=cp_rank, layout=config.layout, **dealt
     )
 
 

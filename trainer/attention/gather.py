@@ -113,7 +113,7 @@ def _list_turns(num_heads: int, num_kv_heads: int, stride: int) -> list[_Turn]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Call:
+class _GatherCall:
     """How a turn goes backward. It holds no tensor.
 
     ``saved`` has, for each tensor that the kernel saved, None, or the size and stride of the turn's output: that one is
@@ -129,7 +129,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: GatherPlan) -> Tensor:
         turns = _list_turns(len(q), len(k), plan.head_stride)
 
-        def compute() -> tuple[Tensor, tuple[Tensor, ...], list[_Call]]:
+        def compute() -> tuple[Tensor, tuple[Tensor, ...], list[_GatherCall]]:
             out: Tensor | None = None
             kept: list[Tensor] = []
             calls = []
@@ -141,7 +141,7 @@ class _Gather(torch.autograd.Function):
                 places = tuple(
                     (x.size(), x.stride()) if of_out else None for x, of_out in zip(saved, copied, strict=True)
                 )
-                calls.append(_Call(backward=backward, saved=places))
+                calls.append(_GatherCall(backward=backward, saved=places))
                 kept += [x for x, of_out in zip(saved, copied, strict=True) if not of_out]
                 out = _placed(out, turn.queries, part, like=q)
             assert out is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +19,10 @@ def encode_tiles(core: Any, inputs: Inputs) -> Features:
     return made.flatten(0, 1)
 
 
-def _make_smallest(config: Any) -> dict[str, Tensor]:
-    return {"pixel_values": torch.zeros(1, config.vision_config.num_channels, *config.vision_config.image_size)}
+def make_tile(config: Any) -> dict[str, Tensor]:
+    """A tile; a configuration says its side, or both."""
+    vision = config.vision_config
+    return {"pixel_values": torch.zeros(1, vision.num_channels, *np.broadcast_to(vision.image_size, 2).tolist())}
 
 
-MODELS = {
-    "internvl": ModelFamily(cut=cut_tiles, normalise=normalise_tiles, encode=encode_tiles, stand_in=_make_smallest)
-}
+MODELS = {"internvl": ModelFamily(cut=cut_tiles, normalise=normalise_tiles, encode=encode_tiles, stand_in=make_tile)}

@@ -149,18 +149,13 @@ def check_packed_for(config: Any, packed_for: ModelEntry | None, *, has_images: 
         )
 
 
-def has_weights(folder: str | Path) -> bool:
-    """Whether a model folder holds weights."""
-    return any(next(Path(folder).glob(pattern), None) for pattern in WEIGHTS)
-
-
 def check_weights(folder: str | Path) -> None:
     """Checks that a model folder holds weights.
 
     Raises:
         ConfigError: it holds none.
     """
-    if not has_weights(folder):
+    if not any(next(Path(folder).glob(pattern), None) for pattern in WEIGHTS):
         raise ConfigError(
             f"--model {folder} holds no weights ({' or '.join(WEIGHTS)}); give a folder with weights, or --from-scratch"
         )

@@ -131,8 +131,8 @@ def encoder_attention(
 
 
 class BySize(NamedTuple):
-    """Patches of images in the order of the images' sizes: where each comes from, the way back, and what follows each
-    other, as patches of an image and images.
+    """Patches in the order of their images' sizes: where each comes from, and the way back. ``sizes`` are pairs: the
+    patches of an image, and how many images have as many.
     """
 
     there: Int64[Tensor, "L"]

@@ -110,7 +110,7 @@ class FlashCPU:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Call:
+class _FlashCall:
     """One tile of queries and the keys that it sees; every query of the tile sees the first ``n_full`` of them."""
 
     rows: slice
@@ -127,7 +127,7 @@ class _Call:
             x_KTD.index_add_(1, self.keys, more_KND.to(x_KTD.dtype))
 
 
-def _calls(tiles: Tiles) -> Iterator[_Call]:
+def _calls(tiles: Tiles) -> Iterator[_FlashCall]:
     """The calls of the flash kernel: one for each tile of queries that sees anything."""
     n_queries, n_keys = len(tiles.queries), len(tiles.keys)
     inside = np.arange(tiles.k_tile)
@@ -142,7 +142,7 @@ def _calls(tiles: Tiles) -> Iterator[_Call]:
         else:
             tokens = (columns[:, None] * tiles.k_tile + inside).reshape(-1)
             keys = torch.from_numpy(tokens[tokens < n_keys])
-        yield _Call(rows=rows, keys=keys, n_full=n_full)
+        yield _FlashCall(rows=rows, keys=keys, n_full=n_full)
 
 
 def _contiguous(*tensors: Tensor) -> list[Tensor]:
@@ -151,7 +151,7 @@ def _contiguous(*tensors: Tensor) -> list[Tensor]:
     return [x.contiguous() for x in tensors]
 
 
-def _float_mask(tiles: Tiles, call: _Call, dtype: torch.dtype) -> Float[Tensor, "B N"]:
+def _float_mask(tiles: Tiles, call: _FlashCall, dtype: torch.dtype) -> Float[Tensor, "B N"]:
     """0 where a query sees a key, else -inf: the only kind of mask that ATen's flash kernel takes."""
     keys = torch.arange(call.keys.start, call.keys.stop) if isinstance(call.keys, slice) else call.keys
     mask_BN = torch.zeros(call.rows.stop - call.rows.start, len(keys), dtype=dtype)
