@@ -112,6 +112,7 @@ def test_the_last_token_of_a_cut_has_no_label(oversize: str) -> None:
     np.testing.assert_array_equal(first.labels, [1, 2, 3, 4, X])
     np.testing.assert_array_equal(first.loss_weights, [1, 1, 1, 1, 0])
     assert [piece.labels.tolist() for piece in others] == ([[6, 7, X]] if oversize == "split" else [])
+    assert [piece.label_cut for piece in (first, *others)] == [True, False][: 1 + len(others)]
 
 
 def test_an_annotation_longer_than_a_pack_is_cut_and_counted() -> None:

@@ -49,6 +49,8 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
             "tests/packs",
             "tests/ingest/test_render.py",
             "tests/ingest/test_oversize.py",
+            "tests/job/test_preferences.py",
+            "tests/job/test_packed_source.py",
             "tests/verify/test_independent.py",
         ],
     ),
