@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal, get_args
 
 import numpy as np
@@ -24,6 +25,24 @@ BLOCK_SCHEMES = ("balanced_ring", "balanced_gather")
 TILE = 128
 """Side of an attention tile in tokens: the default block of FlexAttention, and that of FlashAttention-2/3 kernels at
 head_dim 128. Stored loads count such tiles, and costs weigh them."""
+
+TABLE_BYTES, MOST_TABLES = 16, 2**30
+"""FlexAttention has four tables of tiles: full and partial ones, by queries and by keys, as 32-bit numbers. And the
+bytes that those of one call of the kernel may take."""
+
+
+def table_tile(queries: float, keys: float) -> int:
+    """Side of the tiles in tables that fit however many are occupied: :data:`TILE`, or the least multiple 2 ** n."""
+    tile = TILE
+    while table_bytes(queries, keys, tile) > MOST_TABLES:
+        tile *= 2
+    return tile
+
+
+def table_bytes(queries: float, keys: float, tile: int | None = None) -> int:
+    """Bytes of these tables if one document fills the pack; by default, with the side that they have then."""
+    side = tile or table_tile(queries, keys)
+    return TABLE_BYTES * max(ceil(queries / side), 2) * max(ceil(keys / side), 2)
 
 
 def layout_name(scheme: str, ring_degree: int) -> str:

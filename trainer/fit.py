@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int64
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.layout import BLOCK_SCHEMES, TILE
+from preshard.schemas.layout import BLOCK_SCHEMES, table_bytes
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.model.memory import (
@@ -76,15 +76,17 @@ class Packs:
         busiest = -(-units // config.cp_size) / np.maximum(units, 1)
         ulysses = config.cp_size if config.attention == "ulysses" else config.ulysses
         own = self.seq_len * ulysses / config.cp_size
-        travelling = 2 * own if config.attention in ("ring", "hybrid") else self.seq_len
+        in_parts = config.attention in ("ring", "hybrid") and ulysses < config.cp_size
+        parts = config.cp_size // ulysses if in_parts else 1
+        travelling = 2 * own if in_parts else self.seq_len
         return RankShare(
             tokens=self.seq_len / config.cp_size,
             patches=float((patches * busiest).max()),
             rows=float((rows * busiest).max()),
             keys=0.0 if ulysses == config.cp_size else travelling,
             key_heads=min(lcm(kv_heads, ulysses) / ulysses, config.head_stride or kv_heads),
-            tables=own * self.seq_len / TILE**2,
-            in_parts=config.attention in ("ring", "hybrid") and ulysses < config.cp_size,
+            tables=parts * table_bytes(own, self.seq_len / parts),
+            in_parts=in_parts,
         )
 
 

@@ -18,8 +18,8 @@ from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import UNIT_KINDS
 from preshard.schemas.sequence import NOT_POOLED
 
-MAX_TOKENS = 2**22
-"""Most tokens of a document before it is cut or split: at some 60 bytes per token, a quarter of a GiB."""
+MAX_TOKENS = 2**24
+"""Most tokens of a document before it is cut or split: at some 60 bytes per token, a GiB."""
 
 Ids = Sequence[int] | Int32[np.ndarray, "chunk"]
 _Chunk = tuple[Ids, float | Float32[np.ndarray, "chunk"], int, int | Int32[np.ndarray, "chunk"]]

@@ -43,9 +43,6 @@ QUERIES_SLOPES, RING_SLOPES = 3, 4
 """The same of the queries in attention, in the model's numbers beside one in those of sums; and those in numbers of
 sums that a ring has besides, whose kernel goes backward by one part of the keys at a time."""
 
-TABLE_BYTES = 16
-"""FlexAttention has four tables of tiles: full and partial ones, by queries and by keys, as 32-bit numbers."""
-
 MOST_SUMMANDS = 8
 """Gradients of a weight that a compiled block has at once where its MLP takes tokens in tiles."""
 
@@ -66,7 +63,7 @@ class RankShare:
         patches, rows: of the vision encoder, and the rows of features that it makes of them.
         keys: tokens whose keys and values it holds while a layer is computed, its own included; 0 where none travel.
         key_heads: heads of these.
-        tables: entries of attention's tables of tiles, a row for each tile of queries.
+        tables: bytes of attention's tables of tiles, as ``preshard.schemas.layout.table_bytes`` has them for a call.
         in_parts: whether attention goes backward for one part of the keys at a time, as a ring does.
     """
 
@@ -162,7 +159,7 @@ class TrainingMemory:
         """Memory of a rank with such a share of a pack, in the moment of a step in which it is largest."""
         trains = self.trains or Trains(trained=self.sizes.parameters, frozen=0, blocks=True, head=True, encoder=True)
         largest = max(self._moments(share, trains), key=lambda parts: parts.total)
-        return replace(largest, keys=largest.keys + TABLE_BYTES * share.tables, host=self._host(share, trains))
+        return replace(largest, keys=largest.keys + share.tables, host=self._host(share, trains))
 
     def _host(self, share: RankShare, trains: Trains) -> float:
         sizes, taken = self.sizes, self.state_bytes * trains.trained + self.sum_bytes * trains.frozen

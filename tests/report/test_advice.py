@@ -36,6 +36,7 @@ from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.model.dimensions import ModelDimensions
+from tests.benchmarks.published_runs import FRAME, FRAMES, RUNS, Run, dimensions, estimate
 from tests.support.made_records import made_measures
 
 SEQ_LEN, TILES = 1024, 64
@@ -308,6 +309,19 @@ def test_what_saves_memory_is_proposed_with_its_cost() -> None:
     assert adamw == pytest.approx(7 * 4 * SIZES.parameters / 2 / 50e9)
     assert moved == pytest.approx((2 * 4 * SIZES.parameters / 2 + 2 * 2 * 64 * SEQ_LEN / 2) / 50e9)
     assert estimate.turns(of, Saving(recompute="full", head_stride=1)) == 2
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run[0]} {run[2]} {run[3]}")
+def test_what_others_fit_fits_here(run: Run) -> None:
+    """Fails when the trainer or advice says of a run that others have published that it does not fit on its GPUs."""
+    _, _, tokens, gpus, _ = run
+    assert estimate(run).fits
+    images = {"n_units": FRAMES, "n_patches": FRAMES * FRAME[0], "n_pooled_tokens": FRAMES * FRAME[1]}
+    packs = loads(8, keys=tokens, **(images if dimensions(run).vision_layers else {}))
+    question, config = make_question({"gpus": gpus}), CONFIG.model_copy(update={"seq_len": tokens})
+    found = Advisor(config=config, sizes=dimensions(run), question=question, loads=packs).estimates()
+    [ulysses] = [each for each in found if (each.ulysses_degree, each.ring_degree) == (gpus, 1)]
+    assert ulysses.fits
 
 
 def test_memory_falls_with_ranks_and_with_recomputation() -> None:

@@ -13,12 +13,11 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from preshard.schemas.layout import TILE
 from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.mask import Groups, MaskTensors, count_layers
-from preshard.trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
+from preshard.trainer.attention.tiles import TileList, Tiles, count_occupied, list_for
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel
 
@@ -67,7 +66,7 @@ class TileLister:
         Raises:
             PreshardError: as ``preshard.trainer.attention.bind``.
         """
-        mask, kernel = MaskTensors.of(batch), _ListingKernel(*TILE_SIZES[self.device_type])
+        mask, kernel = MaskTensors.of(batch), _ListingKernel(self.device_type)
         cp = replace(self.cp, ring_group=NO_GROUP if self.cp.ring_degree > 1 else None)
         for window in count_layers(self.windows, batch.seq_len, self.groups):
             of_layers = mask.within(window, self.groups)
@@ -103,19 +102,19 @@ def count_tiles(batch: RankBatch, windows: Sequence[int | None] = (), groups: Gr
     total = 0
     for window, layers in masks.items():
         mask = MaskTensors.of(batch).within(window, groups)
-        total += layers * len(list_tiles(mask.at(place), mask, q_tile=TILE, k_tile=TILE).columns)
+        total += layers * count_occupied(mask.at(place), mask)
     return total / sum(masks.values())
 
 
 class _ListingKernel:
-    """Prepares as a kernel of these sizes of tiles does, keeps the lists, and computes nothing."""
+    """Prepares as the kernel for a type of device does, keeps the lists, and computes nothing."""
 
-    def __init__(self, q_tile: int, k_tile: int) -> None:
-        self._sizes = {"q_tile": q_tile, "k_tile": k_tile}
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
         self.calls: list[TileList] = []
 
     def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> Tiles:  # noqa: ARG002
-        tiles = list_tiles(queries, keys, **self._sizes)
+        tiles = list_for(self._device_type, queries, keys)
         self.calls.append(tiles.alone())
         return tiles
 

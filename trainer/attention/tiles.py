@@ -14,15 +14,15 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from preshard.schemas.layout import TILE
+from preshard.schemas.layout import MOST_TABLES, TABLE_BYTES, TILE, table_tile
 from preshard.trainer.attention.mask import MaskTensors
 
 _NO_ID = -2
 """Below every id, so that the first token begins a run."""
 
 
-TILE_SIZES = {"cpu": (128, 64), "cuda": (TILE, TILE)}
-"""Queries and keys of a tile of the kernel for each type of device."""
+CPU_TILE = (128, 64)
+"""Queries and keys of a tile of the CPU's kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +57,51 @@ class Tiles(TileList):
         """The list without the tokens."""
         return TileList(**{field.name: getattr(self, field.name) for field in fields(TileList)})
 
+    @property
+    def tables(self) -> int:
+        """The most bytes of FlexAttention's tables of these tiles, whose rows are as long as the longest."""
+        by_key = np.bincount(self.columns, minlength=-(-len(self.keys) // self.k_tile))
+        rows = (np.diff(self.edges), by_key)
+        return TABLE_BYTES // 2 * sum(len(of_axis) * int(of_axis.max(initial=2)) for of_axis in rows)
+
     @classmethod
     def of(cls, listed: TileList, queries: MaskTensors, keys: MaskTensors) -> Tiles:
         """A list and the tokens that it was made for."""
         return cls(
             queries=queries, keys=keys, **{field.name: getattr(listed, field.name) for field in fields(TileList)}
         )
+
+
+def list_for(device_type: str, queries: MaskTensors, keys: MaskTensors) -> Tiles:
+    """The occupied tiles in the sizes of the kernel for a type of device.
+
+    A GPU's kernel keeps tables of them, whose rows are as long as the longest. Its tiles are of :data:`TILE` tokens, or
+    of the least multiple by a power of two with which the tables surely stay below ``MOST_TABLES``: in long packs of
+    long documents, where coarse tiles add little work.
+    """
+    if device_type == "cpu":
+        return list_tiles(queries, keys, q_tile=CPU_TILE[0], k_tile=CPU_TILE[1])
+    coarse = tile = table_tile(len(queries), len(keys))
+    tiles = list_tiles(queries, keys, q_tile=tile, k_tile=tile)
+    # With half the side there are twice as many rows, which are at most twice as long.
+    halvings = 1
+    while tile > TILE and 4**halvings * tiles.tables <= MOST_TABLES:
+        tile, halvings = tile // 2, halvings + 1
+    return tiles if tile == coarse else list_tiles(queries, keys, q_tile=tile, k_tile=tile)
+
+
+def count_occupied(queries: MaskTensors, keys: MaskTensors) -> int:
+    """Tiles of :data:`TILE` tokens that are occupied. In long sets only edges of documents are looked at so closely."""
+    tiles = list_for("cuda", queries, keys)
+    if tiles.q_tile == TILE:
+        return len(tiles.columns)
+    found = int(tiles.n_full.sum()) * (tiles.q_tile // TILE) ** 2
+    for row, (start, stop) in enumerate(zip(tiles.edges[:-1] + tiles.n_full, tiles.edges[1:], strict=True)):
+        of_row = np.arange(row * tiles.q_tile, min((row + 1) * tiles.q_tile, len(queries)))
+        met = (tiles.columns[start:stop, None] * tiles.k_tile + np.arange(tiles.k_tile)).ravel()
+        some = queries.at(of_row), keys.at(met[met < len(keys)])
+        found += len(list_tiles(*some, q_tile=TILE, k_tile=TILE).columns)
+    return found
 
 
 def list_tiles(queries: MaskTensors, keys: MaskTensors, *, q_tile: int, k_tile: int) -> Tiles:

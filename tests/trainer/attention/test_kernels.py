@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.sequence import MaskArrays, dense_mask
 from preshard.trainer.attention import MaskTensors, reference_attention
+from preshard.trainer.attention import tiles as tiles_of
 from preshard.trainer.attention.kernels import Kernel, check_kernel, kernel_for
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex, block_mask, compiled_attention
@@ -160,31 +161,46 @@ def test_memory_does_not_grow_with_the_square() -> None:
     assert largest.numel <= max(seq_len * 4, 128 * (document + 128))
 
 
-def test_flex_has_the_same_tiles(packs: Any) -> None:
-    # A table shifted by one, full tiles taken for partial ones, or another rule would be wrong only on a GPU.
-    full_tiles = 0
+def listed_in(counts: torch.Tensor, indices: torch.Tensor, n_columns: int, tile: tuple[int, int]) -> torch.Tensor:
+    """The pairs of a table's tiles, each as often as it is listed, as a kernel reads the table."""
+    found = torch.zeros(counts.shape[-1], n_columns, dtype=torch.int32)
+    for row, (count, columns) in enumerate(zip(counts[0, 0].tolist(), indices[0, 0], strict=True)):
+        found[row] += torch.bincount(columns[:count], minlength=n_columns)
+    return found.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
 
-    @settings(max_examples=12, deadline=None, derandomize=True, database=None)
-    @given(packs(1, 4), st.sampled_from([1, 4, 16]), WINDOWS)
-    def check(pack: Any, tile: int, window: int | None) -> None:
-        nonlocal full_tiles
-        tokens = MaskTensors.from_arrays(pack[0]).within(window).at(np.arange(pack[0].seq_len))
-        tiles = list_tiles(tokens, tokens, q_tile=tile, k_tile=tile)
-        made = block_mask(tiles)
-        expected = np.zeros(made.to_dense().shape[2:], np.int32)
-        for row in range(len(expected)):
-            columns = tiles.columns[tiles.edges[row] : tiles.edges[row + 1]]
-            expected[row, columns] = 1
-            full = made.full_kv_indices[0, 0, row, : made.full_kv_num_blocks[0, 0, row]]
-            assert full.tolist() == columns[: tiles.n_full[row]].tolist()
-        every = torch.arange(pack[0].seq_len)
-        rule = made.mask_mod(every[:1], every[:1], every[:, None], every[None, :])
-        np.testing.assert_array_equal(rule.numpy(), dense_mask(pack[0], window=window))
-        np.testing.assert_array_equal(made.to_dense()[0, 0].numpy(), expected)
-        full_tiles += int(tiles.n_full.sum())
+
+def test_flex_has_the_same_tiles(packs: Any) -> None:
+    # A table shifted by one, full tiles taken for partial ones, or another rule would be wrong only on a GPU; and so
+    # would tables by keys that are not those by queries, or whose rows are longer than they are wide.
+    met = {"full": 0, "narrow": 0, "not square": 0}
+
+    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @given(packs(1, 4), st.integers(0, 2**16), st.sampled_from([1, 4, 16, 64]), WINDOWS)
+    def check(pack: Any, seed: int, tile: int, window: int | None) -> None:
+        seq_len, rng = pack[0].seq_len, np.random.default_rng(seed)
+        whole = MaskTensors.from_arrays(pack[0]).within(window)
+        chosen = [np.sort(rng.permutation(seq_len)[: rng.integers(1, seq_len + 1)]) for _ in range(2)]
+        tiles = list_tiles(*(whole.at(places) for places in chosen), q_tile=tile, k_tile=tile)
+        made, lengths = block_mask(tiles), [len(places) for places in chosen]
+        assert (made.shape[-2:], made.BLOCK_SIZE) == (tuple(lengths), (tile, tile))
+        rows, columns = (-(-length // tile) for length in lengths)
+        allowed = torch.from_numpy(dense_mask(pack[0], *chosen, window=window)).int()
+        rule = made.mask_mod(*torch.zeros(2, 1, dtype=torch.int64), *np.ix_(*map(np.arange, lengths)))
+        assert torch.equal(rule.int(), allowed)
+        tables = made.as_tuple()[2:10]
+        for by_key, (n_partial, partial, n_full, full) in enumerate((tables[:4], tables[4:])):
+            across = rows if by_key else columns
+            some, every = (listed_in(*pair, across, (tile, tile)) for pair in ((n_partial, partial), (n_full, full)))
+            computed = [(pairs.T if by_key else pairs)[: lengths[0], : lengths[1]] for pairs in (some, every)]
+            assert torch.equal(computed[0] * allowed + computed[1], allowed), "each allowed pair once, and no other"
+            assert partial.stride() == full.stride(), "torch 2.10 reads both with the strides of the first"
+            assert partial.shape[-1] >= 2, "a width of 1 is another graph"
+            met["narrow"] += partial.shape[-1] < across
+        met["full"] += int(tiles.n_full.sum())
+        met["not square"] += rows != columns
 
     check()
-    assert full_tiles
+    assert all(met.values()), met
 
 
 @pytest.mark.parametrize(("kv_heads", "window", "softcap"), [(1, None, None), (4, 70, None), (2, 70, 0.7)])
@@ -231,10 +247,13 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
     assert len(graphs) == 3, "one without a window, one with, one with a cap"
 
 
-def test_flex_is_told_of_whole_tiles() -> None:
+@pytest.mark.parametrize("tile", [128, 256])
+def test_flex_is_told_of_whole_tiles(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a kernel checks each load against lengths that are whole tiles, or trusts lengths that are not: it
     would read past the end. And when such lengths make more than one graph more.
     """
+    monkeypatch.setattr(tiles_of, "table_tile", lambda *_: tile)
+    monkeypatch.setattr(tiles_of, "MOST_TABLES", 0)
     graphs, told = [], []
 
     def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
@@ -247,14 +266,15 @@ def test_flex_is_told_of_whole_tiles() -> None:
         told.append(kwargs["kernel_options"].get("IS_DIVISIBLE", False))
         return compiled(*args, **kwargs)
 
-    kernel, zero = Flex(attention=attention), np.zeros(1024, np.int32)
+    kernel, zero = Flex(attention=attention), np.zeros(8 * tile, np.int32)
     every = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1))
-    for n_queries, n_keys in ((256, 512), (384, 1024), (256, 500), (200, 512), (900, 700)):
+    whole = [(2 * tile, 4 * tile), (3 * tile, 8 * tile)]
+    for n_queries, n_keys in (*whole, (2 * tile + 128, 4 * tile), (2 * tile, 500), (300, 4 * tile), (900, 700)):
         queries, keys = every.at(np.arange(n_queries)), every.at(np.arange(n_keys))
-        q, k, v, _ = (x.float() for x in random_inputs(4, 2, 1024, 16))
+        q, k, v, _ = (x.float() for x in random_inputs(4, 2, 8 * tile, 16))
         out, _ = kernel.forward(q[:, :n_queries], k[:, :n_keys], v[:, :n_keys], kernel.prepare(queries, keys))
         assert out.isfinite().all()
-    assert told == [True, True, False, False, False]
+    assert told == [True, True, tile == 128, False, False, False]
     assert len(graphs) == 2
 
 

@@ -11,7 +11,7 @@ import torch
 from preshard.trainer.attention import MaskTensors
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex, compiled_attention
-from preshard.trainer.attention.tiles import TILE_SIZES, list_tiles
+from preshard.trainer.attention.tiles import list_for, list_tiles
 
 TOKENS = [(0, 0, -1)] * 150 + [(1, 0, -1)] * 100 + [(1, 1, -1)] * 60 + [(-1, 0, -1)] * 20
 
@@ -27,8 +27,7 @@ def test_tiles_of_every_document_can_be_full(document: int, make_mask: Any) -> N
 def test_flash_takes_a_list_that_was_made_elsewhere(make_mask: Any) -> None:
     """Fails when tiles listed by another process are listed again, or joined with other tokens."""
     mask = MaskTensors.from_arrays(make_mask(TOKENS))
-    q_tile, k_tile = TILE_SIZES["cpu"]
-    listed = list_tiles(mask, mask, q_tile=q_tile, k_tile=k_tile).alone()
+    listed = list_for("cpu", mask, mask).alone()
     kernel, x = FlashCPU(), torch.randn(2, len(mask), 8, generator=torch.Generator().manual_seed(0))
     given = kernel.prepare(mask, mask, listed)
     assert given.columns is listed.columns
@@ -39,12 +38,11 @@ def test_flash_takes_a_list_that_was_made_elsewhere(make_mask: Any) -> None:
 def test_flex_takes_a_list_that_was_made_elsewhere(make_mask: Any) -> None:
     """Fails when the GPU's kernel lists tiles again, while the GPU waits for the host."""
     mask = MaskTensors.from_arrays(make_mask(TOKENS))
-    q_tile, k_tile = TILE_SIZES["cuda"]
-    listed = list_tiles(mask, mask, q_tile=q_tile, k_tile=k_tile).alone()
-    ours, theirs = Flex().prepare(mask, mask, listed), Flex().prepare(mask, mask)
-    np.testing.assert_array_equal(ours.block_mask.to_dense().numpy(), theirs.block_mask.to_dense().numpy())
-    fewer = list_tiles(mask.at(np.arange(128)), mask, q_tile=q_tile, k_tile=k_tile).alone()
-    assert Flex().prepare(mask, mask, fewer).block_mask.to_dense().shape[2] == 1, "the list decides, not the tokens"
+    listed = list_for("cuda", mask, mask).alone()
+    ours, theirs = (Flex().prepare(mask, mask, given).block_mask.as_tuple()[2:10] for given in (listed, None))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    fewer = list_for("cuda", mask.at(np.arange(128)), mask).alone()
+    assert len(Flex().prepare(mask, mask, fewer).block_mask.kv_indices[0, 0]) == 1, "the list decides, not the tokens"
 
 
 def test_all_layers_share_one_compiled_attention(monkeypatch: pytest.MonkeyPatch) -> None:

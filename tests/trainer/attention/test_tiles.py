@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from preshard.schemas import layout
+from preshard.schemas.layout import table_bytes, table_tile
 from preshard.schemas.sequence import MaskArrays, dense_mask
 from preshard.trainer.attention import MaskTensors
-from preshard.trainer.attention.tiles import Tiles, list_tiles
+from preshard.trainer.attention import tiles as tiles_of
+from preshard.trainer.attention.kernels.flex import block_mask
+from preshard.trainer.attention.tiles import Tiles, count_occupied, list_for, list_tiles
 
 
 def both_as_matrices(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:
@@ -76,6 +80,48 @@ def test_whole_documents_are_listed_as_full() -> None:
     tokens = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero)).at(np.arange(seq_len))
     _, full = both_as_matrices(list_tiles(tokens, tokens, q_tile=tile, k_tile=tile))
     assert full.all()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_tiles_are_as_coarse_as_their_tables_are_large(
+    packs: Any, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In tiles of 128 the tables of 15 million tokens would take 220 GB of a GPU. Coarse tiles that are not needed cost
+    # time, and tiles that are counted in another size are another load.
+    most = 600
+    for module in (layout, tiles_of):
+        monkeypatch.setattr(module, "MOST_TABLES", most)
+        monkeypatch.setattr(module, "TILE", 4)
+    met = {"coarse": 0, "coarse by length alone": 0, "fine": 0}
+
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+    @given(packs(1, 4), st.integers(0, 2**16))
+    def check(pack: Any, seed: int) -> None:
+        whole, rng = MaskTensors.from_arrays(pack[0]).within(window), np.random.default_rng(seed)
+        some = np.sort(rng.permutation(len(whole))[: rng.integers(1, len(whole) + 1)])
+        sets = whole.at(some), whole.at(np.arange(len(whole)))
+        found, by_length = list_for("cuda", *sets), table_tile(*map(len, sets))
+        made = block_mask(found)
+        tables = [made.kv_indices, made.full_kv_indices, made.q_indices, made.full_q_indices]
+        assert sum(4 * table.numel() for table in tables if table is not None) <= found.tables <= most
+        assert 4 <= found.q_tile == found.k_tile <= by_length
+        assert table_bytes(*map(len, sets)) <= most
+        if by_length > 4:
+            assert table_bytes(*map(len, sets), by_length // 2) > most
+        assert count_occupied(*sets) == len(list_tiles(*sets, q_tile=4, k_tile=4).columns)
+        met["coarse"] += found.q_tile > 4
+        met["coarse by length alone"] += found.q_tile < by_length
+        met["fine"] += by_length == 4
+
+    check()
+    assert all(met.values()), met
+
+
+def test_a_million_tokens_have_the_finest_tiles() -> None:
+    # Coarser ones would change the kernels and the loads of packs that fit without; finer ones would not fit.
+    sides = {1_048_576: 128, 1_048_577: 256, 3_700_736: 512, 15_003_648: 2048}
+    assert {tokens: table_tile(tokens, tokens) for tokens in sides} == sides
+    assert table_tile(131_072, 1_048_576) == 128
 
 
 def test_no_queries_or_keys() -> None:

@@ -21,7 +21,6 @@ from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex
 from preshard.trainer.attention.listed import NO_GROUP, TileLister
-from preshard.trainer.attention.tiles import TILE_SIZES
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.data.loader import make_loader, prepare
 from preshard.trainer.distributed.mesh import ContextParallel
@@ -173,7 +172,6 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     monkeypatch.setattr("preshard.trainer.device.PAGE_LOCKED", ("meta",))
-    monkeypatch.setitem(TILE_SIZES, "meta", TILE_SIZES["cuda"])
     for file in ("attention.bind", "models.packed"):  # the first is a function's name, too
         module = sys.modules[f"preshard.trainer.{file}"]
         monkeypatch.setattr(module, "kernel_for", lambda *_: Flex(attention=some_attention))

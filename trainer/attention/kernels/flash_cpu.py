@@ -20,7 +20,7 @@ from torch import Tensor
 
 from preshard.trainer.attention.kernels.whole import Gradients, Inputs, Whole, accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors, visible_block
-from preshard.trainer.attention.tiles import TILE_SIZES, TileList, Tiles, list_tiles
+from preshard.trainer.attention.tiles import CPU_TILE, TileList, Tiles, list_tiles
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -36,8 +36,8 @@ class FlashCPU:
         softcap: see :func:`preshard.trainer.attention.kernels.kernel_for`.
     """
 
-    q_tile: int = TILE_SIZES["cpu"][0]
-    k_tile: int = TILE_SIZES["cpu"][1]
+    q_tile: int = CPU_TILE[0]
+    k_tile: int = CPU_TILE[1]
     softcap: float | None = None
 
     def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> Tiles:

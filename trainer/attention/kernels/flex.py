@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.fx.experimental._config
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from preshard.schemas.layout import TILE
 from preshard.trainer.attention.kernels.whole import Whole, accumulation_dtype, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible
-from preshard.trainer.attention.tiles import TileList, Tiles, list_tiles
+from preshard.trainer.attention.tiles import TileList, Tiles, list_for
 from preshard.trainer.device import to_device
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -124,10 +123,7 @@ class Flex:
     softcap: float | None = None
 
     def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> FlexTiles:
-        if listed is not None:
-            tiles = Tiles.of(listed, queries, keys)
-        else:
-            tiles = list_tiles(queries, keys, q_tile=TILE, k_tile=TILE)
+        tiles = list_for("cuda", queries, keys) if listed is None else Tiles.of(listed, queries, keys)
         return FlexTiles(empty=tiles.empty, block_mask=block_mask(tiles))
 
     def forward(
@@ -154,7 +150,8 @@ class Flex:
         return whole_by_autograd(attention, q_HQD, k_KTD, v_KTD)
 
     def _attend(self, q_HQD: Tensor, k_KTD: Tensor, v_KTD: Tensor, tiles: FlexTiles, **asked: Any) -> Any:
-        in_tiles = q_HQD.shape[1] % TILE == k_KTD.shape[1] % TILE == 0
+        q_tile, k_tile = tiles.block_mask.BLOCK_SIZE
+        in_tiles = q_HQD.shape[1] % q_tile == k_KTD.shape[1] % k_tile == 0
         return (self.attention or compiled_attention())(
             q_HQD[None], k_KTD[None], v_KTD[None],
             score_mod=None if self.softcap is None else capping(self.softcap),
@@ -191,40 +188,48 @@ def capping(softcap: float) -> Callable[..., Tensor]:
 def block_mask(tiles: Tiles) -> BlockMask:
     """The listed tiles as a ``BlockMask``: full ones are computed without the rule, partial ones with it.
 
-    It is built from the lists; ``create_block_mask`` would evaluate the rule for every pair of the sequence.
+    It is built from the lists; ``create_block_mask`` would evaluate the rule for every pair of the sequence. Tables are
+    as wide as their longest row, where ``from_kv_blocks`` would make dense ones.
     """
     queries, keys = tiles.queries, tiles.keys
 
     def mask_mod(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return visible(queries, keys, q, k)
 
-    per_row = np.diff(tiles.edges)
-    n_columns = -(-len(keys) // tiles.k_tile)
-    rows = np.repeat(np.arange(len(per_row)), per_row)
-    place = np.arange(len(rows)) - np.repeat(tiles.edges[:-1], per_row)
-    full = place < tiles.n_full[rows]
-    n_partial = per_row - tiles.n_full
-    partial_indices = _table(
-        rows[~full], (place - tiles.n_full[rows])[~full], tiles.columns[~full], len(per_row), n_columns
-    )
-    full_indices = _table(rows[full], place[full], tiles.columns[full], len(per_row), n_columns)
-
-    def tensor(array: np.ndarray) -> Tensor:
-        return to_device(torch.from_numpy(array.astype(np.int32)), queries.device)[None, None]
-
-    return BlockMask.from_kv_blocks(
-        kv_num_blocks=tensor(n_partial),
-        kv_indices=tensor(partial_indices),
-        full_kv_num_blocks=tensor(tiles.n_full),
-        full_kv_indices=tensor(full_indices),
-        BLOCK_SIZE=(tiles.q_tile, tiles.k_tile),
-        mask_mod=mask_mod,
-        seq_lengths=(len(queries), len(keys)),
+    n_rows, n_columns = len(tiles.n_full), -(-len(keys) // tiles.k_tile)
+    rows = np.repeat(np.arange(n_rows), np.diff(tiles.edges))
+    full = np.arange(len(rows)) - tiles.edges[rows] < tiles.n_full[rows]
+    by_key = np.argsort(tiles.columns.astype(np.min_scalar_type(n_columns)), kind="stable")
+    tables = {
+        "kv": _tables(rows, tiles.columns, full, n_rows),
+        "q": _tables(tiles.columns[by_key], rows[by_key], full[by_key], n_columns),
+    }
+    named = {
+        f"{kind}{axis}_{what}": to_device(torch.from_numpy(array), queries.device)[None, None]
+        for axis, of_axis in tables.items()
+        for kind, pair in of_axis.items()
+        for what, array in zip(("num_blocks", "indices"), pair, strict=True)
+    }
+    return BlockMask(
+        seq_lengths=(len(queries), len(keys)), BLOCK_SIZE=(tiles.q_tile, tiles.k_tile), mask_mod=mask_mod, **named
     )
 
 
-def _table(rows: np.ndarray, place: np.ndarray, columns: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
-    """Each row's columns, first in the row; FlexAttention reads no further than their number."""
-    table = np.zeros((n_rows, n_columns), np.int64)
-    table[rows, place] = columns
-    return table
+def _tables(
+    rows: np.ndarray, columns: np.ndarray, full: np.ndarray, n_rows: int
+) -> dict[str, tuple[Int32[np.ndarray, "rows"], Int32[np.ndarray, "rows width"]]]:
+    """The number of each row's columns, and they themselves, first in the row: of partial tiles, and of full ones.
+
+    FlexAttention reads no further than their number. In torch 2.10 both tables have the strides of the first. A width
+    of 1 would be another graph.
+    """
+    kinds = {"": ~full, "full_": full}
+    counts = {kind: np.bincount(rows[chosen], minlength=n_rows) for kind, chosen in kinds.items()}
+    width = max(2, *(int(count.max(initial=0)) for count in counts.values()))
+    made = {}
+    for kind, chosen in kinds.items():
+        table, first = np.zeros((n_rows, width), np.int32), np.cumsum(counts[kind]) - counts[kind]
+        of_row = rows[chosen]
+        table[of_row, np.arange(len(of_row)) - first[of_row]] = columns[chosen]
+        made[kind] = counts[kind].astype(np.int32), table
+    return made

@@ -10,7 +10,7 @@ from preshard.packer_service.report.advice.estimate.loads import PackLoads
 from preshard.packer_service.report.advice.estimate.split import TILED_LOGITS_MIB, TILES, Saving, SplitChoice
 from preshard.packer_service.report.advice.figures import RankMemory
 from preshard.packer_service.report.advice.question import AdviceQuestion
-from preshard.schemas.layout import TILE
+from preshard.schemas.layout import table_bytes
 from preshard.schemas.model.dimensions import ModelDimensions
 from preshard.schemas.model.memory import RankShare, TrainingMemory
 
@@ -48,13 +48,14 @@ class MemoryEstimate:
     def _share(self, split: SplitChoice, head_stride: int) -> RankShare:
         columns, work = self.loads.columns, self.loads.columns["load"]
         images = self.loads.largest_image_load(split.cp_size) / np.maximum(work, 1)
+        parts = split.ring if split.kind == "ring" else 1
         return RankShare(
             tokens=self.seq_len / split.cp_size,
             patches=float((columns["n_patches"] * images).max(initial=0)),
             rows=float((columns["n_pooled_tokens"] * images).max(initial=0)),
             keys=self._keys(split),
             key_heads=head_stride or split.heads_on_the_way(self.sizes.kv_heads) / split.ulysses,
-            tables=self.seq_len / split.ring * self.seq_len / TILE**2,
+            tables=parts * table_bytes(self.seq_len / split.ring, self.seq_len / parts),
             in_parts=split.kind == "ring",
         )
 
