@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 
 import numpy as np  # noqa: E402
 from machine import hardware  # noqa: E402
-from training_estimates import ENCODER, H100, TEXT  # noqa: E402
+from training_estimates import ENCODER, H100, LLAMA, TEXT  # noqa: E402
 
 import preshard  # noqa: E402
 from preshard.packer_service.demo.model import write_model_folder  # noqa: E402
@@ -31,7 +31,6 @@ from preshard.trainer.dry_run.run import dry_run  # noqa: E402
 from preshard.trainer.fit import FitEstimate, Fitting, Packs  # noqa: E402
 from tests.support.indexed_files import write_indexed  # noqa: E402
 
-LLAMA = {**TEXT, "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256, "model_type": "llama"}
 BIG = {**TEXT, "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600}
 PLAIN: dict[str, Any] = {"recompute": "full"}
 """What these runs say that they save memory by; where they say more, all that saves memory is taken."""

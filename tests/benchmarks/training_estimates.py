@@ -29,6 +29,7 @@ TEXT = {
     "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
     "intermediate_size": 12288, "vocab_size": 151936,
 }  # fmt: skip
+LLAMA = {**TEXT, "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256, "model_type": "llama"}
 ENCODER = VisionEncoder(
     patch_size=[16, 16], temporal_patch_size=2, hidden_size=1152, intermediate_size=4304, mlp_matrices=2, layers=27,
     windowed_layers=0, window_size=0, patch_inputs=1536, row_inputs=4 * 4608, row_hidden=4608, row_outputs=4 * 4096,

@@ -204,7 +204,7 @@ def block_mask(tiles: Tiles) -> BlockMask:
         "kv": _tables(rows, tiles.columns, full, n_rows),
         "q": _tables(tiles.columns[by_key], rows[by_key], full[by_key], n_columns),
     }
-    named = {
+    named: dict[str, Any] = {
         f"{kind}{axis}_{what}": to_device(torch.from_numpy(array), queries.device)[None, None]
         for axis, of_axis in tables.items()
         for kind, pair in of_axis.items()
