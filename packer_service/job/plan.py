@@ -272,8 +272,11 @@ class Planned:
 
     def costs(self) -> Float64[np.ndarray, "packs"]:
         """The cost of each pack in GFLOP."""
-        parts = [read_costs(self.folder, each.segment)[each.first : each.end] for each in self.sections]
-        return np.concatenate([np.zeros(0), *parts])
+        costs = np.empty(self.n_packs)
+        for section, first in zip(self.sections, self._firsts, strict=False):
+            part = read_costs(self.folder, section.segment)[section.first : section.end]
+            costs[first : first + len(part)] = part
+        return costs
 
     def rejects(self) -> Iterator[pa.Table]:
         """The rejected documents, partition by partition, each in source order."""

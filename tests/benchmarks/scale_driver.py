@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from scale_drawn import N_FRAGMENTS
-from scale_tables import FEW_LOADS, write_tables
 
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.packer_service.job.plan import Planned
@@ -100,6 +99,8 @@ def drive(out: Path, processes: int, partition: int, tables: str) -> None:
     lap("stream of rows")
     plan_mib, bytes_of = [peak.mib(), executor.peak_mib], dict[str, int]()
     if tables:
+        from scale_tables import FEW_LOADS, write_tables  # it loads decoders, and plans are made without
+
         config = PackConfig() if tables == "full" else FEW_LOADS
         took, bytes_of = write_tables(out, plan, executor, config, NoProgress())
         seconds |= took
