@@ -18,8 +18,8 @@ from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, S
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.packed.pack import StoredPack
 from preshard.packer_service.ingest.text.load import load_decoder
+from preshard.packer_service.layout.area import most_common, shares
 from preshard.packer_service.layout.mask import MaskIndex
-from preshard.packer_service.layout.picture import most_common, shares
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
 from preshard.schemas.config import PackConfig

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from preshard.packer_service.ingest.families.family import Family
-from preshard.packer_service.ingest.families.folder import FolderFamily, load_family, masks_for
-from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.families.folder import FolderFamily, SquareFamily, load_family, masks_for
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, spelled_by
 from preshard.packer_service.ingest.text.chat_text import chat_texts
 from preshard.packer_service.ingest.text.configured import configured_tokenizer

@@ -16,7 +16,7 @@ from jaxtyping import Int32, Int64
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.needs import real_before
 from preshard.packer_service.layout.tiles import Incidence, chunk_incidence, first_held, whole_run
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 from preshard.schemas.layout import TILE
 
 

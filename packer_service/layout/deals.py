@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 
 
 def round_robin(blocks: int, ring_degree: int) -> Int32[np.ndarray, "blocks"]:

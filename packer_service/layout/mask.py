@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.sequence import MaskArrays
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int32, Int64
 
 from preshard.packer_service.layout.area import list_runs
 from preshard.packer_service.layout.mask import NO_WINDOW, MaskIndex, run_at
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 from preshard.schemas.sequence import MaskArrays
 
 

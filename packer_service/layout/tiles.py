@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from preshard.packer_service.layout.mask import NO_WINDOW, MaskIndex, run_at
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 from preshard.schemas.layout import TILE
 from preshard.schemas.sequence import MaskArrays
 

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from preshard.packer_service.layout.deals import next_random, remainder
-from preshard.packer_service.numerics.compiled import ONE, compiled
+from preshard.packer_service.numerics import ONE, compiled
 from preshard.schemas.boundaries import image_edges, smallest_limit
 
 MOST_WORK = 1_000_000

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 
 GONE = np.iinfo(np.int64).max
 """Value of a position that is empty: no limit reaches it."""

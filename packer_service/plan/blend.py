@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Int, Int64
 
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 
 STRETCH = 1000
 """Packs of a stretch, counted from the first pack, that holds each source in its share."""

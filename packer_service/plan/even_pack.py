@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int, Int64
 
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 from preshard.packer_service.plan.best_fit import GONE, build_tree, first_at_most, set_value
 from preshard.packer_service.plan.blend import STRETCH, source_columns
 from preshard.packer_service.plan.kinds import sort_rows

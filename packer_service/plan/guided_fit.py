@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from preshard.packer_service.numerics.compiled import ZERO, compiled
+from preshard.packer_service.numerics import ZERO, compiled
 from preshard.packer_service.plan.best_fit import GONE
 
 UNGUIDED = -1

@@ -1,18 +1,22 @@
-"""How often each document is taken, and in which pass over the documents: weights of sources, and epochs.
+"""How often each document is taken, and when: weights of sources, epochs, and phases of the run.
 
 The documents of a pass are packed together, and no two of a pass are the same, so copies never share a pack. Every pass
 has its own salt: documents of one size change places, and where that costs no pack, others do.
+
+A curriculum decides when documents come, not how often. A phase holds its share of all tokens, and the odds of two
+sources in it are their weights' times the same factor in every phase: the table of tokens by source and phase with
+these odds and sums is unique, and found by iterative proportional fitting (Deming and Stephan 1940). Phases whose
+sources' shares fit the mixture have exactly the shares of their weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
-from preshard.packer_service.plan.curriculum import choose_phases, phase_tokens
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import mix64
 from preshard.schemas.errors import ConfigError
@@ -22,6 +26,10 @@ _PHASE_SALT = 2**32
 
 _FRACTION_BITS = 53
 """A weight's fraction is compared with so many bits of a document's hash: as many as it has itself."""
+
+_ROUNDS = 500
+_TOLERANCE = 0.01
+"""Largest difference of a phase's share of all tokens from what it is to have."""
 
 
 class Taken(NamedTuple):
@@ -58,26 +66,14 @@ class MixtureTotals(NamedTuple):
     taken_by_phase: list[list[float]]
 
     def __add__(self, other: MixtureTotals) -> MixtureTotals:  # type: ignore[override]  # of tuples that would join them
-        losses = None
-        if self.loss_weight is not None and other.loss_weight is not None:
-            losses = _sums(self.loss_weight, other.loss_weight)
-        return MixtureTotals(
-            self.left_out + other.left_out,
-            _sums(self.available, other.available),
-            _sums(self.taken, other.taken),
-            _sums(self.documents, other.documents),
-            losses,
-            _tables(self.asked_by_phase, other.asked_by_phase),
-            _tables(self.taken_by_phase, other.taken_by_phase),
-        )
+        return MixtureTotals(*map(_added, self, other))
 
 
-def _sums(a: list[float], b: list[float]) -> list[float]:
-    return [x + y for x, y in zip(a, b, strict=True)]
-
-
-def _tables(a: list[list[float]], b: list[list[float]]) -> list[list[float]]:
-    return [_sums(x, y) for x, y in zip(a, b, strict=True)]
+def _added(a: Any, b: Any) -> Any:
+    """Two numbers, or lists of them entry by entry; None where either is not known."""
+    if isinstance(a, list) and isinstance(b, list):
+        return [_added(x, y) for x, y in zip(a, b, strict=True)]
+    return None if a is None or b is None else a + b
 
 
 def check_mixture(config: PackConfig, known: Collection[str]) -> None:
@@ -224,3 +220,78 @@ def _salt(hashes: UInt64[np.ndarray, "docs"], seed: int, salt: int) -> UInt64[np
     """Bits of a document that say nothing of its place in canonical order."""
     salts = mix64(np.array([seed % 2**64, salt], np.uint64))
     return mix64(mix64(hashes ^ salts[0]) ^ salts[1])
+
+
+def phase_tokens(
+    config: PackConfig, names: Sequence[str], tokens: Float64[np.ndarray, "sources"]
+) -> Float64[np.ndarray, "sources phases"]:
+    """Tokens of each source in each phase.
+
+    Args:
+        config: its curriculum is followed.
+        names: of the sources.
+        tokens: of each source, in all epochs.
+
+    Raises:
+        ConfigError: a phase has too few tokens of its sources, or more than fit into it.
+    """
+    ends = [phase.until for phase in config.curriculum]
+    shares, total = np.diff([0.0, *ends]), max(float(_sums(tokens, 0)), 1.0)
+    weights = [dict(phase.weights) for phase in config.curriculum]
+    found = np.array([of_phase.get(name, 1.0) for name in names for of_phase in weights], np.float64)
+    found = found.reshape(len(names), len(ends)) * (tokens > 0)[:, None]
+    for _ in range(_ROUNDS):
+        found *= _ratio(shares * total, _sums(found, 0))[None]
+        found *= _ratio(tokens, _sums(found, 1))[:, None]
+    for number, got in enumerate((_sums(found, 0) / total).tolist()):
+        if abs(got - shares[number]) > _TOLERANCE and total > 1:
+            which = ", ".join(name for name, row in zip(names, found, strict=True) if row[number] > 0) or "no source"
+            raise ConfigError(
+                f"curriculum: the phase until {ends[number]:g} would hold {got:.1%} of all tokens, not "
+                f"{shares[number]:.1%}, by what there is of {which}; move its end, repeat sources with mixture, or let "
+                "others weigh more than 0 there"
+            )
+    return found
+
+
+def _sums(table: np.ndarray, axis: int) -> np.ndarray:
+    """Sums in the order of the entries, which ``np.sum`` does not promise."""
+    found: np.ndarray = np.cumsum(table, axis=axis).take(-1, axis=axis) if table.size else np.zeros(0)
+    return found
+
+
+def _ratio(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
+    return np.where(present > 0, wanted / np.where(present > 0, present, 1.0), 0.0)
+
+
+def choose_phases(
+    places: Float64[np.ndarray, "taken"],
+    document: Int64[np.ndarray, "taken"],
+    source: Int[np.ndarray, "taken"],
+    tokens: Int64[np.ndarray, "taken"],
+    wanted: Float64[np.ndarray, "sources phases"],
+) -> Int64[np.ndarray, "taken"]:
+    """The phase of each document as often as it is taken, so that each phase has its tokens of each source.
+
+    Args:
+        places: where in the run each would come, from 0 to 1, if its source were spread evenly; the same for pieces of
+            one document in one pass, which stay together.
+        document: its index.
+        source: its source.
+        tokens: of it.
+        wanted: tokens of each source in each phase.
+    """
+    phase = np.zeros(len(places), np.int64)
+    for number, row in enumerate(wanted):
+        own = np.flatnonzero(source == number)
+        if not len(own):
+            continue
+        own = own[np.lexsort((document[own], places[own]))]
+        middle = np.cumsum(tokens[own]) - tokens[own] / 2
+        first = np.diff(places[own], prepend=-1) != 0
+        edges = np.cumsum(row)
+        edges[np.flatnonzero(row)[-1] :] = np.inf  # what rounding leaves behind the last edge
+        phase[own] = np.searchsorted(
+            edges, middle[np.maximum.accumulate(np.where(first, np.arange(len(own)), 0))], "right"
+        )
+    return phase

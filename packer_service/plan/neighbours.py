@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int64
 
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 from preshard.packer_service.plan.best_fit import best_fit
 from preshard.packer_service.plan.kinds import Kinds, lower_bound
 from preshard.schemas.dataset.document_ids import mix64

@@ -28,8 +28,7 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.layout.mask import MaskIndex, full_and_window
 from preshard.packer_service.layout.needs import key_blocks_needed
-from preshard.packer_service.packs.figures import UnitTotals, pack_figures
-from preshard.packer_service.packs.measures import MeasureRows
+from preshard.packer_service.packs.measures import MeasureRows, UnitTotals, pack_figures
 from preshard.packer_service.report.stored import write_figures
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import NoProgress

@@ -7,7 +7,7 @@ import pytest
 from chats import renderer_of
 
 from preshard.packer_service.ingest.document import Document, Medium, Message
-from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.families.folder import SquareFamily
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, VideoFrames, place
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.tokenizer import ChatFormat, ImageFormat, Tokenizer

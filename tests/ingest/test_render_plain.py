@@ -9,7 +9,7 @@ import pytest
 
 from preshard.packer_service.ingest import render as rendering
 from preshard.packer_service.ingest.document import Document, Message
-from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.families.folder import SquareFamily
 from preshard.packer_service.ingest.model import Renderer
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.load import load_tokenizer

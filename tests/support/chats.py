@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.families.folder import SquareFamily
 from preshard.packer_service.ingest.model import Renderer
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
 from preshard.packer_service.ingest.text.chat_text import chat_text, read_folder

@@ -17,8 +17,8 @@ from preshard.packer_service.http.models.packs import CpRank, MaskPicture, PackL
 from preshard.packer_service.http.parameters import Layout, PackId, Ring
 from preshard.packer_service.http.problems import not_found, not_legal
 from preshard.packer_service.http.service import DatasetRoute
+from preshard.packer_service.layout.area import most_common, shares
 from preshard.packer_service.layout.measures import LayoutMeasures, gather_cost, key_weight, measure_layout, ring_cost
-from preshard.packer_service.layout.picture import most_common, shares
 from preshard.schemas.codec import TAR_BLOCK, image_member, tar_header
 from preshard.schemas.errors import ImagesInvalid
 from preshard.schemas.layout import TILE, TokenLayout, rank_positions, slice_positions

@@ -34,7 +34,7 @@ from preshard.packer_service.job.planning.measured import (
 )
 from preshard.packer_service.job.planning.where import filtered_documents, filtered_rows
 from preshard.packer_service.layout.area import attention_area
-from preshard.packer_service.packs.figures import UnitTotals
+from preshard.packer_service.packs.measures import UnitTotals
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig

@@ -21,8 +21,7 @@ from preshard.packer_service.job.writing.read import ShardDocument
 from preshard.packer_service.job.writing.videos import ShardVideos
 from preshard.packer_service.layout.mask import full_and_window
 from preshard.packer_service.packs.crop import Crop
-from preshard.packer_service.packs.figures import UnitTotals, pack_figures
-from preshard.packer_service.packs.measures import MeasureRows
+from preshard.packer_service.packs.measures import MeasureRows, UnitTotals, pack_figures
 from preshard.packer_service.packs.pack import BuiltPack, build_pack
 from preshard.packer_service.packs.sample import EncodedSample, encode_sample, make_head
 from preshard.packer_service.shards.store import Folder

@@ -27,7 +27,7 @@ from jaxtyping import Int32, Int64
 
 from preshard.packer_service.layout.blocks import BlockMap, WeighedMap, merge_pairs, sum_loads
 from preshard.packer_service.layout.deals import consecutive, draw_pair, head_tail, longest_first, next_random
-from preshard.packer_service.numerics.compiled import ONE, compiled
+from preshard.packer_service.numerics import ONE, compiled
 
 SLACK = 64
 """A gather path within ``1 / SLACK`` of the tile floor counts as near-best; among those, the keys to move decide."""

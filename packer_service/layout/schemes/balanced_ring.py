@@ -19,7 +19,7 @@ from jaxtyping import Int32
 
 from preshard.packer_service.layout.blocks import BlockMap, WeighedMap
 from preshard.packer_service.layout.deals import draw_pair, head_tail, next_random, round_robin
-from preshard.packer_service.numerics.compiled import ONE, compiled
+from preshard.packer_service.numerics import ONE, compiled
 
 PATH_WEIGHT = 1000
 """What one tile of the ring path weighs in units of variance: so much that the path comes first, and the variance

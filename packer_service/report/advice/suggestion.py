@@ -12,8 +12,7 @@ import yaml
 from preshard.packer_service.ingest.families.folder import load_family, masks_for
 from preshard.packer_service.ingest.oversize import fit
 from preshard.packer_service.layout.mask import full_and_window
-from preshard.packer_service.packs.figures import UnitTotals, pack_figures
-from preshard.packer_service.packs.measures import MeasureRows
+from preshard.packer_service.packs.measures import MeasureRows, UnitTotals, pack_figures
 from preshard.packer_service.packs.pack import build_pack
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.plan.make import align_lengths

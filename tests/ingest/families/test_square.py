@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preshard.packer_service.ingest.families.family import CropShape, Mark, Placement, Rows
-from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.families.folder import SquareFamily
 from preshard.packer_service.ingest.text.tokenizer import ImageFormat
 from preshard.schemas.config import VisionConfig
 

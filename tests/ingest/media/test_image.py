@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape
-from preshard.packer_service.ingest.families.square import SquareFamily, choose_grid
+from preshard.packer_service.ingest.families.folder import SquareFamily, choose_grid
 from preshard.packer_service.ingest.media import image as image_module
 from preshard.packer_service.ingest.media.crops import encode_image
 from preshard.packer_service.ingest.media.image import decode_image, probe_image

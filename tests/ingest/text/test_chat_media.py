@@ -11,7 +11,7 @@ from chats import STYLES, make_folder, our_tokenizer, renderer_of
 
 from preshard.packer_service.ingest.document import Document, Medium, Message, Part
 from preshard.packer_service.ingest.families.family import Family
-from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.families.folder import SquareFamily
 from preshard.packer_service.ingest.media.shape import ImageSize, VideoFrames, place
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.families.square import SquareFamily
+from preshard.packer_service.ingest.families.folder import SquareFamily
 from preshard.packer_service.ingest.media import isolated as media_calls
 from preshard.packer_service.ingest.media.crops import encoded_crops
 from preshard.packer_service.ingest.media.image import probe_image

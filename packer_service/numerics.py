@@ -1,7 +1,5 @@
 """Compiles the loops of the planner and the layouts, with a cache on disk where there can be one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba.core.caching
 import pytest
 
-from preshard.packer_service.numerics.compiled import compiled
+from preshard.packer_service.numerics import compiled
 
 
 def doubled(value: int) -> int:

@@ -1,1 +1,0 @@
-"""What the pure rooms compute with: loops compiled by Numba."""
