@@ -18,7 +18,7 @@ from jaxtyping import UInt64
 
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.writing.record_file import GROUP, join_group, joined_entries, joined_rows
+from preshard.packer_service.job.writing.records import GROUP, join_group, joined_entries, joined_rows
 from preshard.packer_service.job.writing.tables import Sums, write_table
 from preshard.packer_service.report.stored import write_figures
 from preshard.packer_service.report.tables import table_parts

@@ -24,8 +24,7 @@ from preshard.packer_service.job.ownership import claimed, finished_before, now
 from preshard.packer_service.job.planning.identify import check_duplicates
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.where import check_where
-from preshard.packer_service.job.resume import FEW_BYTES
-from preshard.packer_service.job.stages import PackingJob, plan, with_copies, write_missing
+from preshard.packer_service.job.stages import FEW_BYTES, PackingJob, plan, with_copies, write_missing
 from preshard.packer_service.report.console import mixture_lines
 from preshard.packer_service.report.planned.limits import rejected_when_written
 from preshard.packer_service.runtime.executors import Executor

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.job.planning.measured import FOLDER_FILES
 from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
+from preshard.packer_service.runtime.executors import MadeItems
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import KeyRange, read_facts, read_rows, write_rows
 from preshard.schemas.codec import encode_table, shard_name
@@ -252,7 +253,13 @@ class Planned:
 
     def shards(self, packs_per_shard: int) -> Sequence[PlannedShardRef]:
         """The shards, each made when it is asked for."""
-        return _Shards(self, packs_per_shard, range(-(-self.n_packs // packs_per_shard)))
+
+        def shard(number: int) -> PlannedShardRef:
+            first = number * packs_per_shard
+            parts = self.between(first, min(first + packs_per_shard, self.n_packs))
+            return PlannedShardRef(name=shard_name(number), first_pack=first, parts=tuple(parts))
+
+        return MadeItems(-(-self.n_packs // packs_per_shard), shard)
 
     def rows(self, columns: Sequence[str] = PLACED) -> Iterator[pa.Table]:
         """The rows of the plan by pack and start, some thousand at a time.
@@ -283,29 +290,3 @@ class Planned:
         for number in range(len(self.partitions)):
             with self.folder.open(f"{segment_name(number)}-rejects.parquet") as file:
                 yield pq.read_table(file)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shards(Sequence[PlannedShardRef]):
-    """The shards of a plan by number: all at once would be one object per shard."""
-
-    plan: Planned
-    packs_per_shard: int
-    numbers: range
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> PlannedShardRef: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> _Shards: ...
-
-    def __getitem__(self, index: int | slice) -> PlannedShardRef | _Shards:
-        if isinstance(index, slice):
-            return _Shards(self.plan, self.packs_per_shard, self.numbers[index])
-        number = self.numbers[index]
-        first = number * self.packs_per_shard
-        end = min(first + self.packs_per_shard, self.plan.n_packs)
-        return PlannedShardRef(name=shard_name(number), first_pack=first, parts=tuple(self.plan.between(first, end)))

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from jaxtyping import Bool
 
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import Fragment
@@ -18,14 +19,23 @@ from preshard.packer_service.job.plan import Planned
 from preshard.packer_service.job.planning.measure import measure_and_keep
 from preshard.packer_service.job.planning.measured import COPIES, KeptFragment, find_measured
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
-from preshard.packer_service.job.resume import kept_shards
-from preshard.packer_service.job.writing.records import build_and_keep
-from preshard.packer_service.runtime.executors import ChosenItems, Executor, TaskCounts
+from preshard.packer_service.job.writing.records import GROUP, build_and_keep, find_kept, group_folder, record_name
+from preshard.packer_service.runtime.executors import Executor, MadeItems, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
+from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.files.filesystem import join
-from preshard.schemas.manifest import PLANNED, LayerMasks
+from preshard.schemas.manifest import PLANNED, SHARDS, WORK, LayerMasks
+
+CHECKED_TOGETHER = 16
+"""Shards that one task checks: their records take a request each, even where there is none."""
+
+FEW_SHARDS = 128
+"""Most shards of an earlier run that this process checks itself; a shard in an object store takes several requests."""
+
+FEW_BYTES = 2**30
+"""Most bytes of those shards that this process hashes itself: a few seconds, where Ray takes nine to start."""
 
 T = TypeVar("T", bound=TaskCounts)
 
@@ -125,7 +135,8 @@ def write_missing(job: PackingJob, planned: Planned, target: PackedFor) -> int:
         target=target,
         out=job.folder.location,
     )
-    for _ in _run_tasks(job, "written shards", build, ChosenItems(shards, np.flatnonzero(~kept).tolist())):
+    missing = np.flatnonzero(~kept).tolist()
+    for _ in _run_tasks(job, "written shards", build, MadeItems(len(missing), lambda n: shards[missing[n]])):
         pass
     return len(shards)
 
@@ -137,3 +148,58 @@ def _run_tasks(job: PackingJob, what: str, function: Callable[[Any], T], items: 
         amounts.update(result.amounts)
         job.progress.step(what, done, len(items), amounts)
         yield result
+
+
+def kept_shards(
+    folder: Folder, n_shards: int, *, executor: Executor, few_bytes: int, progress: Progress
+) -> Bool[np.ndarray, "shards"]:
+    """Which shards an earlier run has written, recognised by their hash.
+
+    This process lists the folders of groups alone, and the records of one group; tasks do the rest.
+
+    Args:
+        folder: the dataset.
+        n_shards: number of all of its shards.
+        executor: checks the shards where they are many.
+        few_bytes: up to so many bytes are hashed by this process, before a cluster would have started.
+        progress: hears what was found.
+    """
+    kept = np.zeros(n_shards, np.bool_)
+    groups = [group for group in _groups(folder) if group * GROUP < n_shards]
+    few = _few(folder, groups, few_bytes)
+    parts: list[Sequence[int]] = [
+        range(first, min(first + CHECKED_TOGETHER, n_shards))
+        for group in groups
+        for first in range(group * GROUP, min((group + 1) * GROUP, n_shards), CHECKED_TOGETHER)
+    ]
+    if few is not None:
+        parts = [[number] for number in few if number < n_shards]
+    checker = executor if few is None else PlainExecutor()
+    recorded = done = 0
+    for _, (n_recorded, whole) in checker.run(partial(find_kept, out=folder.location), parts):
+        recorded, done = recorded + n_recorded, done + 1
+        kept[whole] = True
+        progress.step("checked shards", done * n_shards // len(parts), n_shards)
+    changed = f", {recorded - kept.sum()} changed since" if kept.sum() < recorded else ""
+    if recorded:
+        progress.note(f"found {kept.sum()} of {n_shards} shards written before{changed}")
+    return kept
+
+
+def _groups(folder: Folder) -> list[int]:
+    """The groups of shards that have a folder of records."""
+    names = (folder / WORK / SHARDS).entries()
+    return sorted(int(name) for name, is_folder in names.items() if is_folder and name.isdigit())
+
+
+def _few(folder: Folder, groups: Sequence[int], few_bytes: int) -> list[int] | None:
+    """The shards with a record, where they are so few that this process checks them; None where they are more."""
+    if len(groups) > 1:
+        return None
+    below = {group: (folder / WORK / group_folder(group)).entries() for group in groups}
+    names = {f"{group_folder(group)}/{name}" for group in groups for name in below[group]}
+    numbers = [n for group in groups for n in range(group * GROUP, (group + 1) * GROUP) if record_name(n) in names]
+    if len(numbers) > FEW_SHARDS:
+        return None
+    sizes = ((folder / SHARDS).size(shard_name(number)) or 0 for number in numbers)
+    return numbers if sum(sizes) <= few_bytes else None

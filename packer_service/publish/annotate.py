@@ -17,7 +17,7 @@ from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.lock import locked
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.connect import connect
-from preshard.packer_service.tables.rows import read_groups
+from preshard.packer_service.tables.rows import in_batches, read_groups
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults, annotations_schema
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import WORK, ManifestHead
@@ -141,14 +141,8 @@ def _joined(documents: pa.RecordBatchReader, given: pa.Table) -> Iterator[pa.Tab
         connect({"documents": documents, "given": given}, scratch=scratch) as tables,
     ):
         reader = tables.sql(_JOINED).to_arrow_reader(GROUP_ROWS)
-        waiting = reader.schema.empty_table()
-        for batch in reader:
-            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch])])
-            while len(waiting) >= GROUP_ROWS:  # DuckDB's batches may differ from run to run
-                yield waiting.slice(0, GROUP_ROWS).combine_chunks()
-                waiting = waiting.slice(GROUP_ROWS)
-        if len(waiting):
-            yield waiting.combine_chunks()
+        # DuckDB's batches may differ from run to run
+        yield from in_batches((pa.Table.from_batches([batch]) for batch in reader), GROUP_ROWS)
 
 
 def _nothing_matches(location: str, table: str, on: str, given: pa.Table, before: pq.ParquetFile) -> str:

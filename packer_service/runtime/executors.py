@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 from preshard.schemas.errors import ConfigError, PreshardError
 
@@ -78,30 +78,22 @@ class Executor(Protocol):
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]: ...
 
 
-class ChosenItems(Sequence[T]):
-    """Some members of a sequence, each taken from it when it is asked for: a job may have a million tasks.
+class MadeItems(Sequence[T]):
+    """Items that are each made when they are asked for: a job may have a million tasks.
 
     Args:
-        items: the sequence.
-        indices: which of its members, in order.
+        n_items: how many there are.
+        make: gives the item of a number.
     """
 
-    def __init__(self, items: Sequence[T], indices: Sequence[int]) -> None:
-        self.items, self.indices = items, indices
+    def __init__(self, n_items: int, make: Callable[[int], T]) -> None:
+        self._numbers, self._make = range(n_items), make
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self._numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> ChosenItems[T]: ...
-
-    def __getitem__(self, index: int | slice) -> T | ChosenItems[T]:
-        if isinstance(index, slice):
-            return ChosenItems(self.items, self.indices[index])
-        return self.items[self.indices[index]]
+    def __getitem__(self, number: int) -> T:  # type: ignore[override]  # nobody takes slices
+        return self._make(self._numbers[number])
 
 
 class PlainExecutor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import tempfile
@@ -35,6 +36,25 @@ class Sink(Protocol):
     """Where a file's bytes go."""
 
     def write(self, data: bytes, /) -> Any: ...
+
+
+class HashingSink:
+    """Counts and hashes what goes through to another sink, so that nothing is read again; pyarrow writes to it, too."""
+
+    closed = False
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink, self.size, self.hash = sink, 0, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sink.write(data)
+        self.hash.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Folder:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from preshard.packer_service.shards.store import Folder, Sink
+from preshard.packer_service.shards.store import Folder, HashingSink
 from preshard.schemas.codec import TAR_END, encode_index
 
 WRITTEN_BYTES = 1 << 18
@@ -38,7 +37,7 @@ def write_shard(folder: Folder, name: str, samples: Iterable[Sequence[bytes]]) -
     """
     offsets = [0]
     with folder.writer(name) as sink:
-        tar = _CountingSink(sink)
+        tar = HashingSink(sink)
         for sample in samples:
             for part in _joined(sample):
                 tar.write(part)
@@ -61,17 +60,3 @@ def _joined(parts: Iterable[bytes]) -> Iterator[bytes]:
             waiting, size = [], 0
     if waiting:
         yield b"".join(waiting)
-
-
-class _CountingSink:
-    """Counts and hashes what goes through."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self.size = 0
-        self.hash = hashlib.sha256()
-
-    def write(self, data: bytes) -> None:
-        self.sink.write(data)
-        self.size += len(data)
-        self.hash.update(data)

@@ -76,6 +76,23 @@ def sort_parts(parts: list[pa.Table], by: Sequence[str]) -> pa.Table:
     return pa.table(found)
 
 
+def in_batches(parts: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of so many rows each, the last of fewer."""
+    waiting, have = list[pa.Table](), 0
+    for part in parts:
+        waiting.append(part)
+        have += len(part)
+        if have < rows:
+            continue
+        joined = pa.concat_tables(waiting).unify_dictionaries()
+        for start in range(0, have - rows + 1, rows):
+            yield joined.slice(start, rows).combine_chunks()
+        rest = have % rows
+        waiting, have = [joined.slice(have - rest)], rest
+    if have:
+        yield pa.concat_tables(waiting).unify_dictionaries().combine_chunks()
+
+
 def read_facts(folder: Folder, name: str) -> str:
     """The text that is kept with the rows of a file.
 

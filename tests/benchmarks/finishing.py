@@ -32,7 +32,7 @@ from machine import hardware  # noqa: E402
 from made_records import CONFIG, TARGET, MadeRecords  # noqa: E402
 
 from preshard.packer_service.job.finish import finish  # noqa: E402
-from preshard.packer_service.job.resume import kept_shards  # noqa: E402
+from preshard.packer_service.job.stages import kept_shards  # noqa: E402
 from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.packer_service.shards.store import Folder  # noqa: E402
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts  # noqa: E402

@@ -18,7 +18,7 @@ import pyarrow as pa
 from preshard.packer_service.ingest.packed.settings import packed_target
 from preshard.packer_service.job.finish import finish
 from preshard.packer_service.job.plan import PLAN_FOLDER, Planned, PlannedShardRef, segment_batches
-from preshard.packer_service.job.writing.record_file import ShardRecord, encode_record, record_name
+from preshard.packer_service.job.writing.records import ShardRecord, encode_record, record_name
 from preshard.packer_service.plan.cost import CostModel
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import sample_key

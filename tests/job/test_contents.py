@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from preshard.packer_service.ingest.fetch import started
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.writing import contents
-from preshard.packer_service.job.writing.contents import aside, decode_documents, read_documents
+from preshard.packer_service.job.writing.contents import ShardContents
 from preshard.packer_service.job.writing.read import ShardDocument
-from preshard.packer_service.job.writing.videos import ShardVideos
+from preshard.packer_service.job.writing.write import BESIDE
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -39,7 +40,7 @@ def test_no_pixels_of_two_packs_are_in_memory(
 
     def watched(rendered: RenderedDocument, *given: Any, **options: Any) -> Iterator[Crop]:
         for thread in threading.enumerate():  # one that has given its crops away may not have let go of them yet
-            if thread.name == "aside" and thread is not threading.current_thread():
+            if thread.name == BESIDE and thread is not threading.current_thread():
                 thread.join(LONG)
         gc.collect()
         alive = {thing.doc_id for thing in gc.get_objects() if isinstance(thing, Crop) and id(thing) not in others}
@@ -90,18 +91,17 @@ def test_what_fails_beside_is_raised_where_its_result_is_awaited() -> None:
     def outage() -> None:
         raise OSError(5, "Input/output error")
 
-    with aside() as other, pytest.raises(OSError, match="Input/output error"):
-        other.start(outage).result(timeout=LONG)
+    with pytest.raises(OSError, match="Input/output error"):
+        started(outage, BESIDE).result(timeout=LONG)
 
 
 def test_nothing_more_is_read_or_decoded_when_nobody_waits(tiny_config: PackConfig) -> None:
     """Fails when a stopped job goes on decoding a whole pack in a thread that nobody sees."""
-    with aside() as other:
-        pass
-    assert other.ended.is_set()
-    videos = ShardVideos([], tiny_config, other.ended)
+    ended = threading.Event()
+    ended.set()
+    contents_of_none = ShardContents([], tiny_config, ended)
     document = ShardDocument(row={}, file=None, source="")  # type: ignore[arg-type]
-    read_documents([document], tiny_config, videos, other.ended)
-    decode_documents([document], tiny_config, videos, other.ended)
+    contents_of_none.read([document])
+    contents_of_none.decode([document])
     assert document.rendered is document.error is None
     assert not document.crops

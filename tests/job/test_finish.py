@@ -14,8 +14,8 @@ from made_records import CONFIG, TARGET, MadeRecords, finished
 
 from preshard.packer_service.job import finish as finishing
 from preshard.packer_service.job.finish import finish
-from preshard.packer_service.job.resume import kept_shards
-from preshard.packer_service.job.writing.record_file import GROUP, record_name
+from preshard.packer_service.job.stages import kept_shards
+from preshard.packer_service.job.writing.records import GROUP, record_name
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import WorkError
@@ -152,7 +152,7 @@ def test_only_shards_as_recorded_are_kept(tmp_path: Path, progress: Any) -> None
     executor, folder = Counting(), Folder(str(tmp_path))
     kept = kept_shards(folder, made.n_shards, executor=executor, few_bytes=10**9, progress=progress)
     assert [int(number) for number in kept.nonzero()[0]] == [254, 256, 512, 514]
-    assert executor.tasks == {"find_kept": 48}, "the records of a group are checked 16 at a time"
+    assert executor.tasks == {"find_kept": 33}, "the records of a group are checked 16 at a time"
     assert not kept_shards(Folder(str(tmp_path / "none")), 5, executor=executor, few_bytes=1, progress=progress).any()
 
 

@@ -13,7 +13,7 @@ from made_records import TARGET, MadeRecords
 from preshard.packer_service.job import ownership as finishing
 from preshard.packer_service.job.finish import finish
 from preshard.packer_service.job.ownership import DatasetDamagedError, finished_before
-from preshard.packer_service.job.resume import kept_shards
+from preshard.packer_service.job.stages import kept_shards
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
 

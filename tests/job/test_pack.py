@@ -19,8 +19,8 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.plan import PLAN_FOLDER
 from preshard.packer_service.job.planning.partitions import PLAN_FILE
-from preshard.packer_service.job.resume import CHECKED_TOGETHER
-from preshard.packer_service.job.writing.record_file import GROUP, encode_record, read_record, record_name
+from preshard.packer_service.job.stages import CHECKED_TOGETHER
+from preshard.packer_service.job.writing.records import encode_record, read_record, record_name
 from preshard.packer_service.report.console import print_report
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -80,7 +80,7 @@ def test_a_stopped_job_continues_with_what_is_missing(
     n_shards, written = len(list(tiny_dataset.glob("shards/*.tar"))), max(after - 1, 0)
     assert rest.ran["measure_and_keep"] == (0 if after else 1)
     assert rest.ran["build_and_keep"] == n_shards - written
-    assert rest.ran["find_kept"] == (GROUP // CHECKED_TOGETHER if written else 0)
+    assert rest.ran["find_kept"] == (-(-n_shards // CHECKED_TOGETHER) if written else 0)
     assert file_bytes(out) == file_bytes(tiny_dataset)
 
 

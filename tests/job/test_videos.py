@@ -15,7 +15,7 @@ import pytest
 
 from preshard.packer_service.ingest.media import isolated
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.writing import videos
+from preshard.packer_service.job.writing import contents
 from preshard.packer_service.report.dataset import dataset_thinned, report_dataset, thinned_warnings
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
@@ -144,7 +144,7 @@ def test_little_room_takes_several_passes(
     packed: Callable[[Callable[[int], str]], Packed], alone: Packed, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """Fails when documents that are read ahead, or pictures that wait, have no bound, or a bound changes bytes."""
-    monkeypatch.setattr(videos, limit, 50 if limit == "AHEAD_TOKENS" else 20_000)
+    monkeypatch.setattr(contents, limit, 50 if limit == "AHEAD_TOKENS" else 20_000)
     together, passes = packed(lambda _: "film")
     assert len(passes) > 1
     assert shards(together) == shards(alone[0])
@@ -173,7 +173,7 @@ def test_a_full_disk_is_no_reason_to_lose_a_document(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(videos.tempfile, "TemporaryFile", Full)
+    monkeypatch.setattr(contents.tempfile, "TemporaryFile", Full)
     together, passes = packed(lambda _: "film")
     assert passes
     assert shards(together) == shards(alone[0])

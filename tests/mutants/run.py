@@ -67,8 +67,8 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "resume": (
         [
-            *(f"packer_service/job/{name}.py" for name in ("resume", "ownership", "job_record", "finish")),
-            *(f"packer_service/job/writing/{name}.py" for name in ("records", "record_file")),
+            *(f"packer_service/job/{name}.py" for name in ("stages", "ownership", "job_record", "finish")),
+            "packer_service/job/writing/records.py",
         ],
         [
             "tests/job/test_ownership.py",

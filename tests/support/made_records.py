@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from preshard.packer_service.job.finish import Finished, finish
-from preshard.packer_service.job.writing.record_file import ShardRecord, encode_record, record_name
+from preshard.packer_service.job.writing.records import ShardRecord, encode_record, record_name
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import TAR_END, encode_index, sample_key, shard_name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from preshard.packer_service.job.writing.record_file import in_batches
 from preshard.packer_service.runtime.scratch import give_back_memory
-from preshard.packer_service.shards.store import Folder, Sink
+from preshard.packer_service.shards.store import Folder, HashingSink
+from preshard.packer_service.tables.rows import in_batches
 from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
 from preshard.schemas.manifest import TableEntry
 
@@ -51,36 +50,17 @@ def write_table(
         schema: its columns.
     """
     most = DOCUMENT_ROWS if name == "documents.parquet" else GROUP_ROWS
-    groups = order.by_table(parts) if name == MEASURES_FILE else in_batches(iter(parts), most)
+    groups = order.by_table(parts) if name == MEASURES_FILE else in_batches(parts, most)
     rows = 0
     with folder.writer(name) as sink:
-        hashed = _Hashed(sink)
+        hashed = HashingSink(sink)
         settings = ENCODINGS.get(name, {})
         with pq.ParquetWriter(pa.PythonFile(hashed, "w"), schema, compression="zstd", **settings) as to:
             for group in groups:
                 to.write_table(group.cast(schema), row_group_size=max(len(group), 1))
                 rows += len(group)
     give_back_memory()  # what the next table takes is not on top of it
-    return TableEntry(name=name, bytes=hashed.size, sha256=hashed.digest.hexdigest(), rows=rows)
-
-
-class _Hashed:
-    """A sink that hashes and counts what goes through it, so that nothing is read again."""
-
-    closed = False
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink, self.digest, self.size = sink, hashlib.sha256(), 0
-
-    def write(self, data: bytes) -> int:
-        self.sink.write(data)
-        self.digest.update(data)
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+    return TableEntry(name=name, bytes=hashed.size, sha256=hashed.hash.hexdigest(), rows=rows)
 
 
 class Sums:

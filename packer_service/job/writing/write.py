@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
+from threading import Event
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
+from preshard.packer_service.ingest.fetch import started
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.packed.pack import find_known_pack
 from preshard.packer_service.job.plan import PlannedShardRef
-from preshard.packer_service.job.writing.contents import Aside, aside, decode_documents, read_documents
+from preshard.packer_service.job.writing.contents import ShardContents
 from preshard.packer_service.job.writing.read import ShardDocument
-from preshard.packer_service.job.writing.videos import ShardVideos
 from preshard.packer_service.layout.mask import full_and_window
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.measures import MeasureRows, UnitTotals, pack_figures
@@ -28,25 +29,19 @@ from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.shards.write import WrittenShard, write_shard
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.manifest import DocumentSpan
+from preshard.schemas.manifest import DocumentSpan, ShardEntry
 from preshard.schemas.tables import PACKS, REJECTS, documents_schema, reject_row
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltShard:
-    """A written shard and its rows of every table."""
-
-    name: str
-    size: int
-    sha256: str
-    first_pack: int
-    tables: dict[str, pa.Table]
+BESIDE = "beside"
+"""Name of threads that read and decode for the one that builds packs."""
 
 
 def build_shard(
     shard: PlannedShardRef, packs: list[list[ShardDocument]], config: PackConfig, target: PackedFor, folder: Folder
-) -> BuiltShard:
-    """Writes one shard. A document that can no longer be read leaves padding, and a row of rejects.
+) -> tuple[ShardEntry, dict[str, pa.Table]]:
+    """Writes one shard; gives its entry of the manifest and its rows of every table.
+
+    A document that can no longer be read leaves padding, and a row of rejects.
 
     Args:
         shard: which one it is.
@@ -55,16 +50,20 @@ def build_shard(
         target: what the job packs for.
         folder: of the dataset's shards.
     """
-    with aside() as other:
-        builder = _ShardBuilder(shard.first_pack, packs, config, target, other)
+    ended = Event()
+    builder = _ShardBuilder(shard.first_pack, packs, config, target, ended)
+    try:
         written = write_shard(folder, shard.name, builder.samples())
-    return BuiltShard(
+    finally:
+        ended.set()
+    entry = ShardEntry(
         name=shard.name,
-        size=written.size,
+        bytes=written.size,
         sha256=written.sha256,
+        packs=len(written.offsets),
         first_pack=shard.first_pack,
-        tables=builder.rows.tables(shard.name, written),
     )
+    return entry, builder.rows.tables(shard.name, written)
 
 
 @dataclass(kw_only=True)
@@ -137,12 +136,12 @@ class _ShardBuilder:
     """Makes the samples of a shard one after the other, and collects their rows of the tables."""
 
     def __init__(
-        self, first_pack: int, packs: list[list[ShardDocument]], config: PackConfig, target: PackedFor, other: Aside
+        self, first_pack: int, packs: list[list[ShardDocument]], config: PackConfig, target: PackedFor, ended: Event
     ) -> None:
         self.rows = _ShardRows(keep_columns=config.keep_columns)
-        self._first_pack, self._packs, self._other = first_pack, packs, other
+        self._first_pack, self._packs = first_pack, packs
         self._config, self._target = config, target
-        self._videos = ShardVideos(packs, config, other.ended)
+        self._contents = ShardContents(packs, config, ended)
 
     def samples(self) -> Iterator[list[bytes]]:
         """The samples as tar bytes, in parts.
@@ -153,7 +152,7 @@ class _ShardBuilder:
         following: Future[None] | None = None
         for number, documents in enumerate(self._packs):
             if following is None:
-                self._read(number)
+                self._contents.read(documents)
             else:
                 following.result()
             shows_media = any(document.n_units for document in documents)
@@ -164,7 +163,7 @@ class _ShardBuilder:
                 document.release()
             following = None
             if shows_media and number + 1 < len(self._packs):
-                following = self._other.start(partial(self._read, number + 1))
+                following = started(partial(self._contents.read, self._packs[number + 1]), BESIDE)
             pack_id, config = self._first_pack + number, self._config
             head = make_head(pack_id, spans, pack)
             encoded = encode_sample(head, pack.sequence, pack.layouts, crops, config.image_format, pack.encoded)
@@ -172,16 +171,12 @@ class _ShardBuilder:
             yield [encoded.header, *encoded.crops]
             del crops, encoded  # the next one's crops are decoded now
 
-    def _read(self, number: int) -> None:
-        read_documents(self._packs[number], self._config, self._videos, self._other.ended)
-
     def _build(self, documents: Sequence[ShardDocument]) -> tuple[BuiltPack, list[ShardDocument]]:
         """The pack of those documents that can be read and decoded, and these, with their crops."""
         decoding: Future[None] | None = None
         read = [document for document in documents if document.error is None]
         if any(document.n_units for document in read):
-            decode = partial(decode_documents, documents, self._config, self._videos, self._other.ended)
-            decoding = self._other.start(decode)
+            decoding = started(partial(self._contents.decode, documents), BESIDE)
         pack = self._pack(read)
         if decoding is not None:
             decoding.result()
