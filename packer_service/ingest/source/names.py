@@ -9,13 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from preshard.packer_service.ingest.source.containers.registry import (
-    CODECS,
-    NUMBERED,
-    SUFFIXES,
-    TABLES,
-    WHOLE_SUFFIXES,
-)
+from preshard.packer_service.ingest.source.containers.registry import CODECS, NUMBERED, SUFFIXES, TABLES, WHOLE_SUFFIXES
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_uri, split_query
 from preshard.schemas.files.secrets import without_secrets

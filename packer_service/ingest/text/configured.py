@@ -8,12 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate
-from preshard.packer_service.ingest.text.chat_text import (
-    TOKENIZER_FILE,
-    FolderTokenizer,
-    check_in_process,
-    load_folder,
-)
+from preshard.packer_service.ingest.text.chat_text import TOKENIZER_FILE, FolderTokenizer, check_in_process, load_folder
 from preshard.packer_service.ingest.text.load import load_tokenizer, parse_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
 from preshard.schemas.config import PackConfig, SpecialTokensConfig

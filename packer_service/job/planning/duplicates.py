@@ -6,14 +6,26 @@ Nothing here depends on the order of the source's files: rows of one id are orde
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from preshard.schemas.dataset.document_ids import MAX_NUMBER, id_stems
+from preshard.schemas.dataset.document_ids import MAX_NUMBER, hash_ids, id_stems
 from preshard.schemas.errors import ConfigError
+
+SETTLED = pa.schema(
+    [
+        ("file", pa.int64()),
+        ("line", pa.int64()),
+        ("new_id", pa.string()),
+        ("new_hash", pa.uint64()),
+        ("equal", pa.string()),
+    ]
+)
+"""Rows of an id that others have: their new ids, and of those that are not packed what they are equal to."""
 
 
 class Row(NamedTuple):
@@ -49,6 +61,42 @@ class Settled:
 
     ids: dict[int, str] = field(default_factory=dict)
     twins: dict[int, int] = field(default_factory=dict)
+
+
+def settle_rows(found: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> tuple[pa.Table, int]:
+    """What becomes of rows whose id others have as well, with the columns :data:`SETTLED`; how many get a number.
+
+    Args:
+        found: the rows of some stems: ``file``, ``line``, ``doc_id``, ``content``, ``rendered`` and ``is_stored``.
+        labels: of files, by their numbers; none where nobody asks where a row lies.
+
+    Raises:
+        ConfigError: as of :func:`settle`.
+    """
+    rows = [
+        Row(
+            is_fresh=not row["is_stored"],
+            is_unread=row["content"] is None,
+            content=row["content"] or 0,
+            label=labels[row["file"]] if labels else "",
+            line=row["line"],
+            doc_id=row["doc_id"],
+            number=number,
+            rendered=row["rendered"],
+            file=row["file"],
+        )
+        for number, row in enumerate(found)
+    ]
+    results, settled = settle(rows), list[dict[str, object]]()
+    for row in rows:
+        twin = rows[results.twins[row.number]] if row.number in results.twins else row
+        if row.number in results.ids or twin is not row:
+            equal = None if twin is row else f"is equal to the row {twin.location!r}" if labels else ""
+            new_id = results.ids.get(twin.number, twin.doc_id)
+            settled.append({"file": row.file, "line": row.line, "new_id": new_id, "equal": equal})
+    table = pa.Table.from_pylist(settled, SETTLED)
+    hashes = pa.array(hash_ids(table["new_id"]))
+    return table.set_column(SETTLED.get_field_index("new_hash"), "new_hash", hashes), len(results.ids)
 
 
 def settle(rows: list[Row]) -> Settled:

@@ -17,15 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 
-from preshard.packer_service.job.plan import (
-    PLACES,
-    PLAN_FOLDER,
-    SegmentFacts,
-    segment_name,
-    write_segment,
-)
+from preshard.packer_service.job.plan import PLACES, PLAN_FOLDER, SegmentFacts, segment_name, write_segment
 from preshard.packer_service.job.planning.copies import COPIES_FILE, FOUND
-from preshard.packer_service.job.planning.duplicates import Row, settle
+from preshard.packer_service.job.planning.duplicates import SETTLED, settle_rows
 from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, querying
 from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.mixture import Taken, take_mixture
@@ -37,7 +31,6 @@ from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import BATCH_ROWS, KeyRange, read_rows, sort_parts
 from preshard.schemas.codec import encode_table
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.document_ids import hash_ids
 from preshard.schemas.errors import DUPLICATES
 from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.tables import REJECTS
@@ -51,17 +44,6 @@ REFERENCE = (
     "duplicate_of",
 )
 """Columns of a document that its rows of the plan have."""
-
-SETTLED = pa.schema(
-    [
-        ("file", pa.int64()),
-        ("line", pa.int64()),
-        ("new_id", pa.string()),
-        ("new_hash", pa.uint64()),
-        ("equal", pa.string()),
-    ]
-)
-"""Rows of an id that others have: their new ids, and of those that are not packed what they are equal to."""
 
 IS_FIRST = "coalesce(piece, 0) = 0"
 """Of the rows of a document, the one of its first piece; a rejected document has a single row."""
@@ -195,7 +177,8 @@ def plan_partition(
     give_back_memory()
     plan = plan_documents(columns, config, part.number, layers)
     give_back_memory()
-    groups = whole_groups(_stages(taken, plan), config.order.window)
+    stages = taken.stage[plan.document[plan.pack_edges[:-1]]]  # of each pack
+    groups = whole_groups(stages, config.order.window)
     facts = SegmentFacts(
         n_rows=n_rows,
         n_documents=n_documents,
@@ -257,32 +240,8 @@ class _Scan:
             return SETTLED.empty_table(), 0
         self._tables.register("shared", shared)
         self._read(HASH, "piece", "file", "line", "doc_id", "content", "rendered", "is_stored")
-        labels = self._measured.labels
-        rows = [
-            Row(
-                is_fresh=not row["is_stored"],
-                is_unread=row["content"] is None,
-                content=row["content"] or 0,
-                label=labels[row["file"]] if labels else "",
-                line=row["line"],
-                doc_id=row["doc_id"],
-                number=number,
-                rendered=row["rendered"],
-                file=row["file"],
-            )
-            for number, row in enumerate(self._tables.sql(SAME_ID).to_arrow_table().to_pylist())
-        ]
-        found = settle(rows)
-        settled = list[dict[str, object]]()
-        for row in rows:
-            twin = rows[found.twins[row.number]] if row.number in found.twins else row
-            if row.number in found.ids or twin is not row:
-                equal = None if twin is row else f"is equal to the row {twin.location!r}" if labels else ""
-                new_id = found.ids.get(twin.number, twin.doc_id)
-                settled.append({"file": row.file, "line": row.line, "new_id": new_id, "equal": equal})
-        table = pa.Table.from_pylist(settled, SETTLED)
-        hashes = pa.array(hash_ids(table["new_id"]))
-        return table.set_column(SETTLED.get_field_index("new_hash"), "new_hash", hashes), len(found.ids)
+        rows = self._tables.sql(SAME_ID).to_arrow_table().to_pylist()
+        return settle_rows(rows, self._measured.labels)
 
     def rejects(self) -> pa.Table:
         """Rejected rows, equal ones among them, in source order."""
@@ -322,11 +281,6 @@ def _plan_rows(documents: pa.Table, taken: Taken, plan: Plan) -> Iterator[pa.Tab
         placed |= {name: getattr(taken, name)[own] for name in ("copy_number", "epoch")}
         rows = documents.take(pa.array(taken.document[own]))
         yield pa.table(dict(zip(rows.column_names, rows.columns, strict=True)) | placed | {"pack": pack_id[part]})
-
-
-def _stages(taken: Taken, plan: Plan) -> np.ndarray:
-    """The stage of each pack."""
-    return taken.stage[plan.document[plan.pack_edges[:-1]]]
 
 
 def _count_ids(hashes: np.ndarray, taken: Taken) -> int:

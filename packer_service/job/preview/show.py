@@ -21,13 +21,7 @@ from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_row, row_identity
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
-from preshard.packer_service.report.document import (
-    ShownDocument,
-    ShownMedium,
-    ShownPiece,
-    ShownUnit,
-    document_spans,
-)
+from preshard.packer_service.report.document import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
 from preshard.packer_service.shards.store import require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError, PreshardError
