@@ -8,11 +8,11 @@ from typing import Any
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
 
-import preshard.schemas.version
+import preshard.schemas
 
 project = "preshard"
 author = "the preshard authors"
-release = preshard.schemas.version.VERSION
+release = preshard.schemas.VERSION
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",

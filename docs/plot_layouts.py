@@ -25,7 +25,7 @@ from matplotlib.ticker import MaxNLocator
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
 from preshard.packer_service.layout.tiles import tile_map
-from preshard.schemas.config import stored_config
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import PreshardError
 from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, layout_name, slice_positions
 from preshard.schemas.sequence import MaskArrays, dense_mask

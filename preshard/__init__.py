@@ -7,9 +7,9 @@ and ``trainer`` of the repository are packages of this one, by links.
 from importlib import import_module
 from typing import Any
 
-from preshard.schemas import version
+from preshard.schemas import VERSION
 
-__version__ = version.VERSION
+__version__ = VERSION
 
 __all__ = ["__version__", "open", "pack"]
 

@@ -1,36 +1,27 @@
-"""Encodes and decodes arrays, heads and tables: the one place that knows the byte format of each member."""
+"""Encodes and decodes arrays, records, tars and tables: the one place that knows the bytes of each member."""
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
-import shlex
 import tarfile
 from collections.abc import Sequence
-from typing import Any
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import UInt64
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from preshard.schemas.columns import TokenColumn
-from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
     ColumnsInvalid,
     LayoutsInvalid,
-    ManifestInvalid,
     MemberChanged,
-    SampleHeadInvalid,
     SequenceInvalid,
 )
 from preshard.schemas.files.npz import decode_arrays, encode_arrays
-from preshard.schemas.files.validation import first_violation
 from preshard.schemas.layout import TokenLayout, layout_name
-from preshard.schemas.manifest import FORMAT_VERSION, UNSEALED, Manifest, SampleHead
 from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 
 HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
@@ -111,70 +102,6 @@ def tar_parts(name: str, data: bytes) -> tuple[bytes, bytes, bytes]:
 def encode_json(record: BaseModel) -> bytes:
     """A record as compact UTF-8 JSON, keys in the order of the record's declaration."""
     return record.model_dump_json().encode()
-
-
-def decode_head(data: bytes, where: str) -> SampleHead:
-    """Raises SampleHeadInvalid: not JSON, or a field is missing, unknown or has the wrong type."""
-    try:
-        return SampleHead.model_validate_json(data)
-    except ValidationError as error:
-        raise SampleHeadInvalid(where, str(first_violation(error))) from None
-
-
-def seal_manifest(manifest: Manifest) -> Manifest:
-    """Adds the hash of the manifest's own bytes, as :func:`encode_json` writes them."""
-    unsealed = encode_json(manifest.model_copy(update={"sha256": UNSEALED}))
-    return manifest.model_copy(update={"sha256": hashlib.sha256(unsealed).hexdigest()})
-
-
-def decode_manifest(data: bytes, where: str) -> Manifest:
-    """Raises ManifestInvalid: not JSON, another format version, a field that is missing, unknown or has the wrong type,
-    or bytes that do not match the hash stored in the manifest itself.
-    """
-    check_format_version(data, where)
-    try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
-        raise ManifestInvalid(where, str(first_violation(error))) from None
-    unsealed = data.replace(manifest.sha256.encode(), UNSEALED.encode())
-    if hashlib.sha256(unsealed).hexdigest() != manifest.sha256:
-        raise ManifestInvalid(
-            where, f"sha256 is {manifest.sha256}, which is not the hash of the file with this field as zeros"
-        )
-    return manifest
-
-
-def check_format_version(data: bytes, where: str) -> None:
-    """Raises ManifestInvalid: not JSON, or another format version."""
-    try:
-        version = json.loads(data)["format_version"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
-    if version != FORMAT_VERSION:
-        remedy = f"; {_pack_again(json.loads(data))}" if version in (1, 2) else ""
-        raise ManifestInvalid(
-            where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}{remedy}"
-        )
-
-
-def _pack_again(manifest: dict[str, Any]) -> str:
-    """The command that packs the sources of an older dataset again, with the settings that were not defaults."""
-    stored, usual = manifest.get("config"), PackConfig().model_dump(mode="json")
-    settings = _settings(stored, usual) if isinstance(stored, dict) else []
-    options = "".join(f" --set {shlex.quote(setting)}" for setting in settings)
-    return f"pack its sources again: preshard pack SOURCE --out NEW_DATASET{options}"
-
-
-def _settings(stored: dict[str, Any], usual: dict[str, Any], path: str = "") -> list[str]:
-    """Values that differ from the defaults, as ``--set`` takes them; keys that no longer exist are left out."""
-    found = []
-    for key, value in usual.items():
-        if isinstance(value, dict) and isinstance(stored.get(key), dict):
-            found += _settings(stored[key], value, f"{path}{key}.")
-        elif key in stored and stored[key] != value:
-            given = stored[key] if isinstance(stored[key], str) else json.dumps(stored[key], separators=(",", ":"))
-            found.append(f"{path}{key}={given}")
-    return found
 
 
 def encode_sequence(sequence: PackedSequence) -> bytes:

@@ -1,9 +1,12 @@
-"""The header part of a sample, which every rank reads: the one reader for the trainer and the service."""
+"""The header part of a sample: ``KEY.json``, and the one reader of all three members, for trainer and service."""
 
 from __future__ import annotations
 
 import tarfile
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from preshard.schemas.codec import (
     HEAD,
@@ -12,16 +15,121 @@ from preshard.schemas.codec import (
     SEQUENCE,
     TAR_BLOCK,
     check_member,
-    decode_head,
     decode_layouts,
     decode_sequence,
     sample_key,
 )
+from preshard.schemas.columns import Kept
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
-from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import SampleHead
+from preshard.schemas.files.validation import first_violation
+from preshard.schemas.layout import RankImages, TokenLayout
+from preshard.schemas.manifest import Checksum, Natural, StrictRecord, UnitKind
 from preshard.schemas.sequence import PackedSequence
+
+
+class DocumentSpan(StrictRecord):
+    """Where a document (or a piece of one) lies in its pack, in tokens, and how much of everything it has.
+
+    ``copy_number`` and ``epoch`` tell apart the places of a document that a mixture or several epochs take more than
+    once. ``label_cut`` and ``medium_cut`` say what a cut at its end took apart, so that pieces can be joined again: the
+    label of its last token, and a video whose later units are behind the cut. ``columns`` are those of the
+    configuration's ``keep_columns``; left out where it names none. ``preference``, left out where false, says that its
+    first branch is a better answer than its second.
+    """
+
+    doc_id: str
+    piece: Natural
+    copy_number: Natural
+    epoch: Natural
+    source: str
+    start: Natural
+    length: Natural
+    aligned_length: Natural
+    n_units: Natural
+    n_images: Natural
+    n_patches: Natural
+    load: Natural
+    label_cut: bool
+    medium_cut: bool
+    columns: dict[str, Kept] | None = None
+    preference: bool = False
+
+    @model_serializer(mode="wrap")
+    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what few datasets have: each rank reads every span."""
+        fields: dict[str, Any] = dump(self)
+        unsaid = {"columns": None, "preference": False}
+        return {key: value for key, value in fields.items() if key not in unsaid or value is not unsaid[key]}
+
+
+class Unit(StrictRecord):
+    """An image with its crops, or frames: a row of ``cum_image_bounds``, in stored order.
+
+    Attributes:
+        document: number of its span.
+        medium: number of its image or video in the document.
+        kind: one of :data:`UNIT_KINDS`.
+        start: its first token, the marks that belong to it included.
+        end: one past its last token, the same.
+        grid: patches along time, height and width.
+        patches: patches that the encoder sees.
+        rows: pooled rows.
+        load: the encoder's work, in multiplications of its forward pass.
+        time_step: how much the temporal position grows from this unit to the next of its video.
+    """
+
+    document: Natural
+    medium: Natural
+    kind: UnitKind
+    start: Natural
+    end: Natural
+    grid: Annotated[list[Natural], Field(min_length=3, max_length=3)]
+    patches: Natural
+    rows: Natural
+    load: Natural
+    time_step: Annotated[float, Field(ge=0)]
+
+
+class StoredImage(StrictRecord):
+    """One crop. ``offset`` is the distance in bytes from the tar header of the first crop to that of this one, and
+    ``size`` the length of its content.
+
+    ``unit`` is the row of ``cum_image_bounds`` that it belongs to; ``timestamp`` is in seconds from the clip's start,
+    null for a still image.
+    """
+
+    doc_id: str
+    unit: Natural
+    width: Natural
+    height: Natural
+    timestamp: float | None
+    offset: Natural
+    size: Natural
+    crc32c: Checksum
+
+
+class SampleHead(StrictRecord):
+    """``KEY.json``.
+
+    ``cum_image_bounds`` and ``cum_token_pooling_bounds`` count crops and pooled rows up to and including each unit.
+    ``crc32c`` has the checksums of the other two members of the header part, by their extensions.
+    ``image_shard_boundaries`` maps CP size, then rank, to that rank's part: ``preshard.schemas.layout.RankImages``.
+    """
+
+    pack_id: Natural
+    crc32c: dict[str, Checksum]
+    documents: list[DocumentSpan]
+    units: list[Unit]
+    cum_image_bounds: list[Natural]
+    cum_token_pooling_bounds: list[Natural]
+    image_shard_boundaries: dict[str, dict[str, RankImages]]
+    images: list[StoredImage]
+
+    @property
+    def token_order(self) -> list[int]:
+        """Numbers of the units, which stand as they are stored, in the order of their tokens."""
+        return sorted(range(len(self.units)), key=lambda number: self.units[number].start)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +178,14 @@ def decode_header(
         ),
         layouts=decode_layouts(members[LAYOUTS], config.seq_len, config.block_size, f"{where}.{LAYOUTS}"),
     )
+
+
+def decode_head(data: bytes, where: str) -> SampleHead:
+    """Raises SampleHeadInvalid: not JSON, or a field is missing, unknown or has the wrong type."""
+    try:
+        return SampleHead.model_validate_json(data)
+    except ValidationError as error:
+        raise SampleHeadInvalid(where, str(first_violation(error))) from None
 
 
 def stored_checksum(head: SampleHead, extension: str, where: str) -> int:

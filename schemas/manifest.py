@@ -1,4 +1,4 @@
-"""``manifest.json``, the file that makes a folder a dataset, and ``KEY.json``, the head of a sample. Versioned."""
+"""``manifest.json``, the file that makes a folder a dataset. Versioned."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from preshard.schemas.columns import Kept
-from preshard.schemas.layout import RankImages
 from preshard.schemas.model.encoder import encoder_of, tokens_per_second
 from preshard.schemas.model.families import FAMILIES, INPUTS
 
@@ -58,11 +56,13 @@ Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Record(BaseModel):
+class StrictRecord(BaseModel):
+    """A record of JSON that cannot be changed, with no field missing, unknown or of another type."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ShardEntry(_Record):
+class ShardEntry(StrictRecord):
     """One tar file. ``first_pack`` is the ``pack_id`` of its first sample; the others follow without gaps."""
 
     name: str
@@ -72,7 +72,7 @@ class ShardEntry(_Record):
     first_pack: Natural
 
 
-class TableEntry(_Record):
+class TableEntry(StrictRecord):
     """One Parquet table."""
 
     name: str
@@ -81,14 +81,14 @@ class TableEntry(_Record):
     rows: Natural
 
 
-class FiguresEntry(_Record):
+class FiguresEntry(StrictRecord):
     """The file of the dataset's figures."""
 
     bytes: Natural
     sha256: Sha256
 
 
-class CarriedFile(_Record):
+class CarriedFile(StrictRecord):
     """One file of the tokenizer or the model, by its name below ``model``."""
 
     name: Annotated[
@@ -98,7 +98,7 @@ class CarriedFile(_Record):
     sha256: Sha256
 
 
-class TokenizerEntry(_Record):
+class TokenizerEntry(StrictRecord):
     """The tokenizer that produced the tokens. ``vocab_size`` covers every id that can occur in ``tokens``."""
 
     name: str
@@ -111,7 +111,7 @@ class TokenizerEntry(_Record):
     chat_template_sha256: Sha256 | None
 
 
-class LayerMasks(_Record):
+class LayerMasks(StrictRecord):
     """A model's layers by their masks, where some see less than a whole pack.
 
     Attributes:
@@ -127,7 +127,7 @@ class LayerMasks(_Record):
     groups: Literal["all", "window"]
 
 
-class ModelEntry(_Record):
+class ModelEntry(StrictRecord):
     """The model that the dataset was packed for: what a reader needs to rebuild its inputs and to check the arrays.
 
     Attributes:
@@ -172,7 +172,7 @@ class ModelEntry(_Record):
         return settings
 
 
-class Counts(_Record):
+class Counts(StrictRecord):
     """Totals. Each of the ``source_documents`` rows that were read is counted in ``documents``, in ``rejected``, or in
     ``left_out``, which a mixture drops. ``duplicates`` are those ``rejected`` that ``duplicates`` of the configuration
     dropped. ``numbered`` of them got a number behind their id, which others have too.
@@ -197,7 +197,7 @@ UNSEALED = "0" * 64
 """``sha256`` of a manifest while its own hash is computed."""
 
 
-class ManifestHead(_Record):
+class ManifestHead(StrictRecord):
     """A manifest but for its list of shards, which may be the longest part of it.
 
     ``unused_columns`` counts the source files that have a column that nothing reads, by the column's name, and
@@ -242,107 +242,3 @@ class Manifest(ManifestHead):
 
     shards: list[ShardEntry]
     sha256: Sha256 = UNSEALED
-
-
-class DocumentSpan(_Record):
-    """Where a document (or a piece of one) lies in its pack, in tokens, and how much of everything it has.
-
-    ``copy_number`` and ``epoch`` tell apart the places of a document that a mixture or several epochs take more than
-    once. ``label_cut`` and ``medium_cut`` say what a cut at its end took apart, so that pieces can be joined again: the
-    label of its last token, and a video whose later units are behind the cut. ``columns`` are those of the
-    configuration's ``keep_columns``; left out where it names none. ``preference``, left out where false, says that its
-    first branch is a better answer than its second.
-    """
-
-    doc_id: str
-    piece: Natural
-    copy_number: Natural
-    epoch: Natural
-    source: str
-    start: Natural
-    length: Natural
-    aligned_length: Natural
-    n_units: Natural
-    n_images: Natural
-    n_patches: Natural
-    load: Natural
-    label_cut: bool
-    medium_cut: bool
-    columns: dict[str, Kept] | None = None
-    preference: bool = False
-
-    @model_serializer(mode="wrap")
-    def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what few datasets have: each rank reads every span."""
-        fields: dict[str, Any] = dump(self)
-        unsaid = {"columns": None, "preference": False}
-        return {key: value for key, value in fields.items() if key not in unsaid or value is not unsaid[key]}
-
-
-class Unit(_Record):
-    """An image with its crops, or frames: a row of ``cum_image_bounds``, in stored order.
-
-    Attributes:
-        document: number of its span.
-        medium: number of its image or video in the document.
-        kind: one of :data:`UNIT_KINDS`.
-        start: its first token, the marks that belong to it included.
-        end: one past its last token, the same.
-        grid: patches along time, height and width.
-        patches: patches that the encoder sees.
-        rows: pooled rows.
-        load: the encoder's work, in multiplications of its forward pass.
-        time_step: how much the temporal position grows from this unit to the next of its video.
-    """
-
-    document: Natural
-    medium: Natural
-    kind: UnitKind
-    start: Natural
-    end: Natural
-    grid: Annotated[list[Natural], Field(min_length=3, max_length=3)]
-    patches: Natural
-    rows: Natural
-    load: Natural
-    time_step: Annotated[float, Field(ge=0)]
-
-
-class StoredImage(_Record):
-    """One crop. ``offset`` is the distance in bytes from the tar header of the first crop to that of this one, and
-    ``size`` the length of its content.
-
-    ``unit`` is the row of ``cum_image_bounds`` that it belongs to; ``timestamp`` is in seconds from the clip's start,
-    null for a still image.
-    """
-
-    doc_id: str
-    unit: Natural
-    width: Natural
-    height: Natural
-    timestamp: float | None
-    offset: Natural
-    size: Natural
-    crc32c: Checksum
-
-
-class SampleHead(_Record):
-    """``KEY.json``.
-
-    ``cum_image_bounds`` and ``cum_token_pooling_bounds`` count crops and pooled rows up to and including each unit.
-    ``crc32c`` has the checksums of the other two members of the header part, by their extensions.
-    ``image_shard_boundaries`` maps CP size, then rank, to that rank's part: ``preshard.schemas.layout.RankImages``.
-    """
-
-    pack_id: Natural
-    crc32c: dict[str, Checksum]
-    documents: list[DocumentSpan]
-    units: list[Unit]
-    cum_image_bounds: list[Natural]
-    cum_token_pooling_bounds: list[Natural]
-    image_shard_boundaries: dict[str, dict[str, RankImages]]
-    images: list[StoredImage]
-
-    @property
-    def token_order(self) -> list[int]:
-        """Numbers of the units, which stand as they are stored, in the order of their tokens."""
-        return sorted(range(len(self.units)), key=lambda number: self.units[number].start)

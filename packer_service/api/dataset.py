@@ -24,8 +24,9 @@ from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, ReaderError
+from preshard.schemas.header import DocumentSpan
 from preshard.schemas.layout import RankImages, TokenLayout, layout_name, rank_positions
-from preshard.schemas.manifest import DocumentSpan, ManifestHead
+from preshard.schemas.manifest import ManifestHead
 from preshard.schemas.sequence import PackedSequence
 from preshard.schemas.tables import TABLES
 

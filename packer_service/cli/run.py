@@ -15,9 +15,9 @@ from preshard.packer_service.demo.model import FAMILIES
 from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, exit_at_once, interruptible
 from preshard.packer_service.runtime.patience import is_waited_for
 from preshard.packer_service.runtime.probe import RayLostError
+from preshard.schemas import VERSION
 from preshard.schemas.errors import ConfigError, PlanError, PreshardError
 from preshard.schemas.files.secrets import without_secrets
-from preshard.schemas.version import VERSION
 
 
 class Commands(click.Group):

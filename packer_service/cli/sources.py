@@ -227,7 +227,7 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
         thinned_warnings,
     )
     from preshard.packer_service.shards.store import Folder
-    from preshard.schemas.config import stored_config
+    from preshard.schemas.dataset.manifest_parts import stored_config
 
     counts = manifest.counts
     lines = [

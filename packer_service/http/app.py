@@ -26,7 +26,7 @@ from preshard.packer_service.http.routers import (
 )
 from preshard.packer_service.http.service import ServiceState
 from preshard.packer_service.http.settings import ServiceSettings
-from preshard.schemas.version import VERSION
+from preshard.schemas import VERSION
 
 ROUTERS = (
     datasets.listed,

@@ -14,7 +14,7 @@ from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.codec import TAR_BLOCK, check_member
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError, MemberChanged
-from preshard.schemas.manifest import StoredImage
+from preshard.schemas.header import StoredImage
 
 Decode = Callable[..., list[Crop]]
 """Gives the crops of an image or video as :func:`preshard.packer_service.ingest.media.isolated.crops` does."""

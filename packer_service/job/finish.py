@@ -25,6 +25,7 @@ from preshard.packer_service.report.tables import table_parts
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
+from preshard.schemas import VERSION
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import hash_ids
 from preshard.schemas.dataset.identity import dataset_id
@@ -41,7 +42,6 @@ from preshard.schemas.manifest import (
     TableEntry,
 )
 from preshard.schemas.tables import TABLES, documents_schema
-from preshard.schemas.version import VERSION
 
 PLACE = ("piece", "copy_number", "epoch")
 """Columns that are 0 in the row that stands for a document."""

@@ -10,10 +10,10 @@ from typing import Any
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.schemas import VERSION
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.secrets import without_secrets
-from preshard.schemas.version import VERSION
 
 SHOWN_DIFFERENCES = 3
 """Differences between two jobs that are shown; the others are counted."""

@@ -12,8 +12,8 @@ from preshard.packer_service.layout.area import area_by_rank
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.needs import keys_fetched
 from preshard.packer_service.layout.tiles import tiles_by_rank, whole_tiles
-from preshard.schemas.config import CostConfig
 from preshard.schemas.layout import TILE, TokenLayout, check_partition
+from preshard.schemas.sections import CostConfig
 from preshard.schemas.sequence import MaskArrays
 
 

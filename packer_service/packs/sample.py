@@ -22,8 +22,9 @@ from preshard.schemas.codec import (
     tar_member,
     tar_parts,
 )
+from preshard.schemas.header import DocumentSpan, SampleHead, StoredImage, Unit
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import UNIT_KINDS, DocumentSpan, SampleHead, StoredImage, Unit
+from preshard.schemas.manifest import UNIT_KINDS
 from preshard.schemas.sequence import PackedSequence
 
 _IMAGES = TypeAdapter(list[StoredImage])

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
+from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import TILE
 from preshard.schemas.manifest import LayerMasks
+from preshard.schemas.sections import CostConfig, VisionConfig
 
 _TRAINING = 3
 """A backward pass takes two products where the forward pass takes one."""

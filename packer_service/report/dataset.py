@@ -25,9 +25,9 @@ from preshard.packer_service.report.records import (
 from preshard.packer_service.report.stored import read_figures
 from preshard.packer_service.report.tables import read_numbers
 from preshard.packer_service.shards.store import Folder, require_answer
-from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults
-from preshard.schemas.dataset.manifest_parts import read_manifest_head
+from preshard.schemas.dataset.manifest_parts import read_manifest_head, stored_config
 from preshard.schemas.errors import AnnotationsInvalid, ConfigError
 from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead, ModelEntry, TokenizerEntry
 from preshard.schemas.model.encoder import encoder_of

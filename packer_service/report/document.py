@@ -14,8 +14,8 @@ from rich.text import Text
 
 from preshard.packer_service.report.console import plain
 from preshard.packer_service.report.records import Figures
-from preshard.schemas.config import ImageBackend
 from preshard.schemas.manifest import UnitKind
+from preshard.schemas.sections import ImageBackend
 from preshard.schemas.sequence import IGNORE_INDEX
 
 NO_UNIT = -1

@@ -29,7 +29,8 @@ from preshard.packer_service.report.records import (
 from preshard.packer_service.report.tables import numbers_of, open_measures, read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import encode_json
-from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import FiguresInvalid
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.manifest import FIGURES, FiguresEntry, ManifestHead

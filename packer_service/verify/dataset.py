@@ -26,9 +26,9 @@ from preshard.packer_service.verify.scan import MEASURES_FILE, DocumentRows, Mea
 from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from preshard.packer_service.verify.tables import TableCheck, TablesFound
 from preshard.packer_service.verify.verdict import Fault, Faults, Verdict
-from preshard.schemas.codec import decode_manifest
-from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS
+from preshard.schemas.dataset.manifest_parts import decode_manifest, stored_config
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import ConfigError, FormatError, ManifestMissing, MeasuresInvalid, PreshardError
 from preshard.schemas.files.secrets import without_secrets

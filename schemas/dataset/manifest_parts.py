@@ -1,19 +1,21 @@
-"""``manifest.json`` without a record for each shard in memory: of a very large dataset it lists a million of them."""
+"""The bytes of ``manifest.json``, also without a record for each shard in memory: there may be a million of them."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import shlex
 from collections.abc import Iterable, Iterator
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from preshard.schemas.codec import check_format_version, decode_manifest, encode_json
-from preshard.schemas.errors import ManifestInvalid
+from preshard.schemas.codec import encode_json
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import first_violation
-from preshard.schemas.manifest import UNSEALED, Manifest, ManifestHead, ShardEntry
+from preshard.schemas.manifest import FORMAT_VERSION, MANIFEST, UNSEALED, Manifest, ManifestHead, ShardEntry
 
 _SHARDS = b',"shards":['
 _SEAL = b'],"sha256":"'
@@ -56,7 +58,7 @@ def decode_manifest_parts(data: bytes, where: str) -> tuple[ManifestHead, Iterat
     The parts lie as :func:`manifest_parts` writes them; any other legal JSON is decoded as a whole.
 
     Raises:
-        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`; for an entry, when it is asked for.
+        ManifestInvalid: as of :func:`decode_manifest`; for an entry, when it is asked for.
     """
     head, entries = split_manifest(data, where)
     return head, decode_entries(entries, where)
@@ -66,7 +68,7 @@ def split_manifest(data: bytes, where: str) -> tuple[ManifestHead, bytes]:
     """The same with the shards as JSON, one entry after the other with commas between.
 
     Raises:
-        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`, but for what the entries of shards hold.
+        ManifestInvalid: as of :func:`decode_manifest`, but for what the entries of shards hold.
     """
     head = read_manifest_head(io.BytesIO(data), where)
     if isinstance(head, Manifest):
@@ -90,7 +92,7 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
         where: how errors name it.
 
     Raises:
-        ManifestInvalid: as of :func:`preshard.schemas.codec.decode_manifest`, but for what the entries of shards hold.
+        ManifestInvalid: as of :func:`decode_manifest`, but for what the entries of shards hold.
     """
     start = b""
     while (at := start.find(_SHARDS)) < 0 and (block := file.read(_BLOCK)):
@@ -143,3 +145,82 @@ def decode_entries(data: bytes, where: str) -> Iterator[ShardEntry]:
         except ValueError as error:
             raise ManifestInvalid(where, f"the list of shards is not JSON ({error})") from None
         at += 1  # the comma
+
+
+def seal_manifest(manifest: Manifest) -> Manifest:
+    """Adds the hash of the manifest's own bytes, as :func:`encode_json` writes them."""
+    unsealed = encode_json(manifest.model_copy(update={"sha256": UNSEALED}))
+    return manifest.model_copy(update={"sha256": hashlib.sha256(unsealed).hexdigest()})
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """Raises ManifestInvalid: not JSON, another format version, a field that is missing, unknown or has the wrong type,
+    or bytes that do not match the hash stored in the manifest itself.
+    """
+    check_format_version(data, where)
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise ManifestInvalid(where, str(first_violation(error))) from None
+    unsealed = data.replace(manifest.sha256.encode(), UNSEALED.encode())
+    if hashlib.sha256(unsealed).hexdigest() != manifest.sha256:
+        raise ManifestInvalid(
+            where, f"sha256 is {manifest.sha256}, which is not the hash of the file with this field as zeros"
+        )
+    return manifest
+
+
+def check_format_version(data: bytes, where: str) -> None:
+    """Raises ManifestInvalid: not JSON, or another format version."""
+    try:
+        version = json.loads(data)["format_version"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
+    if version != FORMAT_VERSION:
+        remedy = f"; {_pack_again(json.loads(data))}" if version in (1, 2) else ""
+        raise ManifestInvalid(
+            where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}{remedy}"
+        )
+
+
+def _pack_again(manifest: dict[str, Any]) -> str:
+    """The command that packs the sources of an older dataset again, with the settings that were not defaults."""
+    stored, usual = manifest.get("config"), PackConfig().model_dump(mode="json")
+    options = ""
+    for key, _, value in _differences(usual, stored) if isinstance(stored, dict) else ():
+        if value is not _ABSENT:
+            given = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            options += f" --set {shlex.quote(f'{key}={given}')}"
+    return f"pack its sources again: preshard pack SOURCE --out NEW_DATASET{options}"
+
+
+def stored_config(manifest: ManifestHead) -> PackConfig:
+    """The configuration that a dataset was packed with. A manifest writes every key out.
+
+    Raises:
+        ManifestInvalid: a key is missing or unknown, or a value is not legal.
+    """
+    try:
+        config = parse_config(manifest.config)
+    except ConfigError as error:
+        raise ManifestInvalid(MANIFEST, f"config.{error}") from None
+    for key, _, _ in _differences(config.model_dump(mode="json"), manifest.config):
+        raise ManifestInvalid(
+            MANIFEST,
+            f"config.{key} is not written out; a manifest has every key; if an earlier preshard wrote it, pack "
+            "its sources again",
+        )
+    return config
+
+
+_ABSENT = object()
+
+
+def _differences(whole: dict[str, Any], stored: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Keys with dots of a complete configuration whose values a stored one spells differently or lacks, with both."""
+    for key, value in whole.items():
+        found = stored.get(key, _ABSENT)
+        if value and isinstance(value, dict) and isinstance(found, dict):
+            yield from _differences(value, found, f"{path}{key}.")
+        elif found != value:
+            yield f"{path}{key}", value, found

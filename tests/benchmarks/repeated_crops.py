@@ -26,7 +26,7 @@ from preshard.packer_service.demo.media import write_videos
 from preshard.packer_service.demo.source import write_demo_source
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
-from preshard.schemas.config import stored_config
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.split import read_header
 

@@ -37,7 +37,7 @@ from preshard.packer_service.ingest.media.crops import encoded_crops  # noqa: E4
 from preshard.packer_service.ingest.media.reach import MediaReach  # noqa: E402
 from preshard.packer_service.ingest.media.scale import scaled  # noqa: E402
 from preshard.packer_service.ingest.media.shape import ImageSize, place  # noqa: E402
-from preshard.schemas.config import ImageBackend  # noqa: E402
+from preshard.schemas.sections import ImageBackend  # noqa: E402
 
 SIZES = ((640, 480), (1280, 960), (2048, 1536), (4000, 3000))
 BACKENDS: tuple[ImageBackend, ...] = get_args(ImageBackend)

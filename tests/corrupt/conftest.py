@@ -35,10 +35,11 @@ from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify import Verdict
 from preshard.schemas.boundaries import UnitParts, unit_parts
-from preshard.schemas.codec import crc32c, encode_index, seal_manifest, tar_member
+from preshard.schemas.codec import crc32c, encode_index, tar_member
 from preshard.schemas.codec import encode_json as encode_record
 from preshard.schemas.config import parse_config
 from preshard.schemas.dataset.identity import dataset_id
+from preshard.schemas.dataset.manifest_parts import seal_manifest
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.files.npz import decode_arrays, encode_arrays
 from preshard.schemas.header import read_member

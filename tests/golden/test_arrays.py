@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from preshard.schemas.version import VERSION
+from preshard.schemas import VERSION
 
 PINNED = json.loads((Path(__file__).parent / "arrays.json").read_text(encoding="utf-8"))
 
@@ -34,7 +34,7 @@ def digests(dataset: Path) -> dict[str, str]:
 def test_arrays_are_the_same_on_every_machine(tiny_dataset: Path) -> None:
     """Fails when tokens, labels, masks or layouts change without a new version, or differ between machines.
 
-    When the change is meant: raise ``VERSION`` in ``schemas/version.py``, and write what this test prints to
+    When the change is meant: raise ``VERSION`` in ``schemas/__init__.py``, and write what this test prints to
     ``arrays.json``.
     """
     found = {"version": VERSION, "arrays": digests(tiny_dataset)}

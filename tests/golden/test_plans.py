@@ -20,10 +20,10 @@ from preshard.packer_service.plan.blend import blend_order
 from preshard.packer_service.plan.mixture import count_copies, take
 from preshard.packer_service.plan.order import step_order
 from preshard.packer_service.plan.pack import pack_documents
+from preshard.schemas import VERSION
 from preshard.schemas.boundaries import image_edges
 from preshard.schemas.layout import SCHEMES
 from preshard.schemas.sequence import MaskArrays
-from preshard.schemas.version import VERSION
 
 PINNED = json.loads((Path(__file__).parent / "plans.json").read_text(encoding="utf-8"))
 
@@ -174,7 +174,7 @@ CASES: dict[str, Callable[[], np.ndarray]] = {
 def test_searches_find_the_same_on_every_machine(case: str) -> None:
     """Fails when a plan or a layout changes without a new version, or differs between machines.
 
-    When the change is meant: raise ``VERSION`` in ``schemas/version.py``, and write what this test prints to
+    When the change is meant: raise ``VERSION`` in ``schemas/__init__.py``, and write what this test prints to
     ``plans.json``.
     """
     found = np.ascontiguousarray(CASES[case](), np.int64)

@@ -21,10 +21,10 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.runtime.executors import PlainExecutor
-from preshard.schemas.codec import decode_head, decode_layouts, decode_sequence
+from preshard.schemas.codec import decode_layouts, decode_sequence
 from preshard.schemas.config import PackConfig
+from preshard.schemas.header import SampleHead, decode_head
 from preshard.schemas.layout import TokenLayout, rank_positions, slice_positions
-from preshard.schemas.manifest import SampleHead
 from preshard.schemas.sequence import PackedSequence, dense_mask
 
 BASE = "/v1/datasets/tiny"
@@ -337,7 +337,7 @@ def test_the_mask_picture_is_the_dense_mask_in_cells(client: TestClient, path: P
 def test_text_is_what_the_tokens_spell_and_marks_carries_loss(client: TestClient, path: Path, n_packs: int) -> None:
     """Fails when a span mixes kinds, the loss is marked one token off, or images name another crop."""
     from preshard.packer_service.ingest.text.load import load_tokenizer
-    from preshard.schemas.config import SpecialTokensConfig
+    from preshard.schemas.sections import SpecialTokensConfig
 
     tokenizer = load_tokenizer("tekken", SpecialTokensConfig())
     spelled: list[str] = []

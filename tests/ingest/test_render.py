@@ -12,9 +12,10 @@ from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, 
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.tokenizer import ChatFormat, ImageFormat, Tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
-from preshard.schemas.config import PackConfig, VisionConfig
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import TokenizerEntry
+from preshard.schemas.sections import VisionConfig
 
 BOS, EOS, PAD, IMG, BREAK, END, USER, SLASH = 1, 2, 0, 10, 12, 13, 3, 4
 X = -100  # no label

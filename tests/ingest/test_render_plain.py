@@ -14,8 +14,9 @@ from preshard.packer_service.ingest.model import Renderer
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.load import load_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
-from preshard.schemas.config import PackConfig, SpecialTokensConfig
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.sections import SpecialTokensConfig
 
 TEXTS = ("a", "Some words, and 二 🚲.", " \n and space ", "[INST] no mark </s>", "words " * 3000)
 

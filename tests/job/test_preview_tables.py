@@ -17,7 +17,7 @@ from preshard.packer_service.report.planned.plan_keys import stored_lengths
 from preshard.packer_service.report.planned.what_if import plan_table
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
-from preshard.schemas.config import stored_config
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ManifestHead
 

@@ -19,7 +19,8 @@ from preshard.packer_service.job.writing import contents
 from preshard.packer_service.report.dataset import dataset_thinned, report_dataset, thinned_warnings
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.config import PackConfig, VideoConfig
+from preshard.schemas.config import PackConfig
+from preshard.schemas.sections import VideoConfig
 
 CLIPS: list[tuple[float, float]] = [(0, 3), (1, 4), (20, 22), (1, 4), (2.5, 6), (27, 29), (20.5, 21.5), (9, 11)]
 """Seconds of the film that each document shows, of which many overlap."""

@@ -15,7 +15,7 @@ from repacked import Listener, packed, rejects
 from preshard.packer_service.cli import main
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.verify import verify_dataset
-from preshard.schemas.codec import decode_manifest
+from preshard.schemas.dataset.manifest_parts import decode_manifest
 from preshard.schemas.errors import ConfigError
 
 SETTINGS = ["seq_len=128", "block_size=16", "cp_sizes=[1]", "ring_degrees=[1]", "max_images=null"]

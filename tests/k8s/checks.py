@@ -18,7 +18,7 @@ from operators import is_of_operator, operator_faults
 from references import reference_faults
 from security import security_faults
 
-from preshard.schemas.version import VERSION
+from preshard.schemas import VERSION
 
 Check = Callable[[list[Object]], Iterator[str]]
 KUBERNETES = "1.33"

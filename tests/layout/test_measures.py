@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.layout.measures import gather_cost, key_weight, measure_layout, ring_cost, ring_step_maxima
-from preshard.schemas.config import CostConfig
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TILE, TokenLayout
+from preshard.schemas.sections import CostConfig
 from preshard.schemas.sequence import MaskArrays
 
 

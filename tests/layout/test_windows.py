@@ -14,8 +14,7 @@ from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.layout.needs import key_blocks_needed, keys_fetched
 from preshard.packer_service.layout.tiles import tiles_by_rank, whole_tiles
 from preshard.schemas.layout import TokenLayout, define_runs, slice_positions
-from preshard.schemas.needs import needed_blocks
-from preshard.schemas.sequence import MaskArrays, dense_mask, drop_groups
+from preshard.schemas.sequence import MaskArrays, dense_mask, drop_groups, needed_blocks
 from tests.layout.test_blocks import unfolded
 
 WINDOWS = st.sampled_from([1, 2, 3, 5, 9, 17, 40, 200])

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.plan.cost import CostModel, causal_area, document_tiles, pack_cost, window_tiles
-from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
+from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import TILE
 from preshard.schemas.manifest import LayerMasks
+from preshard.schemas.sections import CostConfig, VisionConfig
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
 

@@ -24,8 +24,9 @@ from preshard.packer_service.report.measures import (
     shard_spreads,
 )
 from preshard.packer_service.report.records import Balances, mean_of
-from preshard.schemas.config import CostConfig, PackConfig
+from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MeasureGroup
+from preshard.schemas.sections import CostConfig
 from tests.support.made_records import made_measures
 
 DEGREE, SEQ_LEN = 2, 256

@@ -14,8 +14,9 @@ from preshard.packer_service.report.dataset import open_dataset
 from preshard.packer_service.report.stored import PERCENTS, read_figures, write_figures
 from preshard.packer_service.report.tables import open_measures
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset import measures as table
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.dataset.measures import measure_groups
 from preshard.schemas.manifest import FIGURES
 from tests.support.made_records import CONFIG, MadeRecords, finished

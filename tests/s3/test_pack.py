@@ -24,8 +24,8 @@ from preshard.packer_service.job.ownership import DatasetDamagedError
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.codec import decode_manifest
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.manifest_parts import decode_manifest
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.filesystem import join, locate
 

@@ -15,16 +15,15 @@ from pydantic import ValidationError
 
 from preshard.schemas.codec import (
     TAR_END,
-    decode_head,
     decode_index,
     decode_layouts,
-    decode_manifest,
     decode_sequence,
     encode_index,
     sample_key,
     tar_header,
     tar_member,
 )
+from preshard.schemas.dataset.manifest_parts import decode_manifest
 from preshard.schemas.errors import (
     FORMAT_RULES,
     ColumnsInvalid,
@@ -35,7 +34,7 @@ from preshard.schemas.errors import (
     SequenceInvalid,
 )
 from preshard.schemas.files.npz import encode_arrays
-from preshard.schemas.manifest import StoredImage
+from preshard.schemas.header import StoredImage, decode_head
 from preshard.schemas.sequence import SEQUENCE_DTYPES
 
 

@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from preshard.schemas.codec import decode_manifest, encode_json, seal_manifest
-from preshard.schemas.config import DuplicatesConfig, PackConfig, parse_config, stored_config
+from preshard.schemas.codec import encode_json
+from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.dataset.manifest_parts import decode_manifest, seal_manifest, stored_config
 from preshard.schemas.dataset.measures import BLOCK_VALUES, measure_groups
 from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import first_violation, nearest_multiples, violations_of
+from preshard.schemas.header import DocumentSpan
 from preshard.schemas.layout import TILE
-from preshard.schemas.manifest import DocumentSpan, Manifest
+from preshard.schemas.manifest import Manifest
+from preshard.schemas.sections import DuplicatesConfig
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays, dense_mask
 
 

@@ -19,7 +19,8 @@ from preshard.packer_service.ingest.text.chat_template import ChatTemplate, Chat
 from preshard.packer_service.ingest.text.chat_text import chat_text, read_folder
 from preshard.packer_service.ingest.text.configured import folder_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
-from preshard.schemas.config import PackConfig, SpecialTokensConfig, VisionConfig
+from preshard.schemas.config import PackConfig
+from preshard.schemas.sections import SpecialTokensConfig, VisionConfig
 
 TEMPLATES = Path(__file__).parents[1] / "ingest" / "text" / "templates"
 

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from preshard.schemas.errors import FORMAT_RULES, REJECT_CODES
-from preshard.schemas.manifest import Counts, DocumentSpan, Manifest, ModelEntry, SampleHead, StoredImage, Unit
+from preshard.schemas.header import DocumentSpan, SampleHead, StoredImage, Unit
+from preshard.schemas.manifest import Counts, Manifest, ModelEntry
 from preshard.schemas.sequence import SEQUENCE_DTYPES
 from preshard.schemas.tables import TABLES
 

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout, slice_positions
-from preshard.schemas.needs import needed_blocks
+from preshard.schemas.sequence import needed_blocks
 from preshard.trainer.attention.heads import OverlapPlan, gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared

@@ -12,8 +12,9 @@ from jaxtyping import Float32, Int32, Int64, Shaped, UInt8
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
+from preshard.schemas.header import DocumentSpan, Unit
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import DocumentSpan, ModelEntry, Unit
+from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.sequence import PADDING_DOC
 from preshard.trainer.device import to_device
 from preshard.trainer.families.family import normalise, picture_levels

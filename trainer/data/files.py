@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from preshard.schemas.config import stored_config
-from preshard.schemas.dataset.manifest_parts import read_manifest_head
+from preshard.schemas.dataset.manifest_parts import read_manifest_head, stored_config
 from preshard.schemas.errors import (
     ConfigError,
     FormatError,

@@ -15,11 +15,10 @@ from pyarrow.fs import FileSystem
 from torch import Tensor
 
 from preshard.schemas.codec import TAR_BLOCK, check_member, image_member
-from preshard.schemas.config import stored_config
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ImagesInvalid, MembersInvalid
-from preshard.schemas.header import read_member
+from preshard.schemas.header import SampleHead, StoredImage, read_member
 from preshard.schemas.layout import rank_positions
-from preshard.schemas.manifest import SampleHead, StoredImage
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, PADDING_DOC, MaskArrays, PackedSequence
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles

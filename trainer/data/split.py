@@ -19,7 +19,7 @@ from preshard.schemas.errors import (
     PoolingInvalid,
     ReaderError,
 )
-from preshard.schemas.header import SampleHeader, decode_header
+from preshard.schemas.header import SampleHead, SampleHeader, Unit, decode_header
 from preshard.schemas.layout import (
     BLOCK_SCHEMES,
     SCHEMES,
@@ -30,9 +30,7 @@ from preshard.schemas.layout import (
     layout_name,
     segment_edges,
 )
-from preshard.schemas.manifest import SampleHead, Unit
-from preshard.schemas.needs import needed_blocks
-from preshard.schemas.sequence import NOT_POOLED, PackedSequence
+from preshard.schemas.sequence import NOT_POOLED, PackedSequence, needed_blocks
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.pack_index import PackPlace
 

@@ -25,9 +25,10 @@ from preshard.packer_service.report.measures import StoredMeasures
 from preshard.packer_service.report.records import FillLimit, StoredFigures, Thinned
 from preshard.packer_service.report.stored import LARGEST_FIGURES, decode_figures
 from preshard.packer_service.report.tables import check_row_groups, numbers_of
+from preshard.schemas import VERSION
 from preshard.schemas.codec import shard_name
-from preshard.schemas.config import PackConfig, stored_config
-from preshard.schemas.dataset.manifest_parts import split_manifest
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.manifest_parts import split_manifest, stored_config
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import (
     FiguresInvalid,
@@ -41,7 +42,6 @@ from preshard.schemas.errors import (
 )
 from preshard.schemas.manifest import FIGURES, MANIFEST, RUN, SHARDS, ManifestHead
 from preshard.schemas.tables import TABLES, fits, row_group_edges
-from preshard.schemas.version import VERSION
 
 T = TypeVar("T")
 Stamps = tuple[tuple[int, int] | None, ...]

@@ -15,9 +15,9 @@ from preshard.packer_service.layout.area import area_by_rank
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.schemas.codec import sample_key
 from preshard.schemas.errors import LayoutsInvalid, PackRowInvalid
-from preshard.schemas.header import decode_header
+from preshard.schemas.header import SampleHead, decode_header
 from preshard.schemas.layout import TokenLayout, check_partition, layout_name
-from preshard.schemas.manifest import SHARDS, SampleHead
+from preshard.schemas.manifest import SHARDS
 from preshard.schemas.sequence import PackedSequence
 
 _LARGEST_HEADER = 1 << 30

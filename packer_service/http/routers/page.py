@@ -18,7 +18,7 @@ from preshard.packer_service.http.middleware.guards import PLAN_PATH
 from preshard.packer_service.http.models.datasets import Health, Problem
 from preshard.packer_service.http.problems import MEDIA_TYPE
 from preshard.packer_service.report.figures import FIGURES, Figure
-from preshard.schemas.version import VERSION
+from preshard.schemas import VERSION
 
 router = APIRouter(tags=["service"])
 

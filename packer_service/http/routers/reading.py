@@ -23,7 +23,8 @@ from preshard.packer_service.http.problems import ProblemError, damaged, not_fou
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.document import document_spans, run_edges
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import LARGEST_CARRIED, MODEL, TOKENIZER, SampleHead
+from preshard.schemas.header import SampleHead
+from preshard.schemas.manifest import LARGEST_CARRIED, MODEL, TOKENIZER
 from preshard.schemas.sequence import IGNORE_INDEX, PackedSequence
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import CropShape, Family, Mark, Piece, Placement, Rows, UnitShape
 from preshard.packer_service.ingest.families.settings import ModelFolder
-from preshard.schemas.config import ImageBackend, PackConfig, VisionConfig
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.manifest import LayerMasks, UnitKind
 from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.model.followed import check_followed, hidden_window_of, layer_masks, window_of
+from preshard.schemas.sections import ImageBackend, VisionConfig
 
 if TYPE_CHECKING:
     from preshard.packer_service.ingest.text.tokenizer import ImageFormat

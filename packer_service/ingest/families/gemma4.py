@@ -31,10 +31,10 @@ from preshard.packer_service.ingest.families.settings import (
     ModelFolder,
     Section,
 )
-from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.sections import ImageBackend
 
 UNCHANGED: Colours = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 """Mean and deviation by which nothing changes: the encoder expects pixels between 0 and 1."""

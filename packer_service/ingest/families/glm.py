@@ -22,9 +22,9 @@ from preshard.packer_service.ingest.families.settings import (
     ModelFolder,
     Section,
 )
-from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.sections import ImageBackend
 
 IMAGE_START, IMAGE_END = "<|begin_of_image|>", "<|end_of_image|>"
 VIDEO_START, VIDEO_END = "<|begin_of_video|>", "<|end_of_video|>"

@@ -30,10 +30,10 @@ from preshard.packer_service.ingest.families.settings import (
     ModelFolder,
     Section,
 )
-from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.sections import ImageBackend
 
 SIZE = {"height": 384, "width": 384}
 """The processors' own size of a tile."""

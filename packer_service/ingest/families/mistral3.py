@@ -27,9 +27,9 @@ from preshard.packer_service.ingest.families.settings import (
     STEPS,
     ModelFolder,
 )
-from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.sections import ImageBackend
 
 LONGEST_EDGE = 1024
 """The processor's own limit of a picture's sides."""

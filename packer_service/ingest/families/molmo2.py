@@ -30,9 +30,9 @@ from preshard.packer_service.ingest.families.settings import (
     ModelFolder,
     Section,
 )
-from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.sections import ImageBackend
 
 ROW, COLUMN, START, LOW_START, END = "<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>"
 FRAME_START, FRAME_END, LOW = "<frame_start>", "<frame_end>", "<im_low>"

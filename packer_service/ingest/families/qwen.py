@@ -21,9 +21,9 @@ from preshard.packer_service.ingest.families.settings import (
     ModelFolder,
     Section,
 )
-from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.encoder import TIME_KEY, VisionEncoder
+from preshard.schemas.sections import ImageBackend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

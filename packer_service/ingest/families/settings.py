@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from preshard.packer_service.ingest.families.family import Scaling
-from preshard.schemas.config import ImageBackend
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.encoder import ENCODER_KEY, VisionEncoder
+from preshard.schemas.sections import ImageBackend
 
 CONFIG = "config.json"
 PROCESSOR = "processor_config.json"

@@ -20,13 +20,14 @@ from preshard.packer_service.ingest.fetch import Range, read_range, read_ranges,
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.packed.pack import StoredPack
 from preshard.packer_service.ingest.source.file import RowReference, SourceFile, SourceRow
-from preshard.schemas.codec import HEAD, SEQUENCE, check_member, decode_head, decode_sequence, sample_key, shard_name
+from preshard.schemas.codec import HEAD, SEQUENCE, check_member, decode_sequence, sample_key, shard_name
 from preshard.schemas.columns import Kept
-from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, kind_of
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.files.filesystem import join, locate
-from preshard.schemas.header import read_member, stored_checksum
+from preshard.schemas.header import decode_head, read_member, stored_checksum
 from preshard.schemas.manifest import SHARDS, ManifestHead, TableEntry
 from preshard.schemas.tables import DOCUMENTS, PACKS, documents_schema
 

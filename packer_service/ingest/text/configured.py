@@ -11,8 +11,9 @@ from preshard.packer_service.ingest.text.chat_template import ChatTemplate
 from preshard.packer_service.ingest.text.chat_text import TOKENIZER_FILE, FolderTokenizer, check_in_process, load_folder
 from preshard.packer_service.ingest.text.load import load_tokenizer, parse_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
-from preshard.schemas.config import PackConfig, SpecialTokensConfig
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.sections import SpecialTokensConfig
 
 MAX_TEMPLATE = 2**20
 """Most bytes of a template's file; those of real models take up to some 20,000."""

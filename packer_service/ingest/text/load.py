@@ -31,8 +31,8 @@ from preshard.packer_service.ingest.text.tokenizer import (
     find_special_ids,
     image_format,
 )
-from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.sections import SpecialTokensConfig
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

@@ -12,9 +12,9 @@ from jaxtyping import Int32
 from preshard.packer_service.ingest.document import Role
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate
 from preshard.packer_service.ingest.text.encoded import EncodedText
-from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import TokenizerEntry
+from preshard.schemas.sections import SpecialTokensConfig
 
 BOS_NAMES = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]")
 EOS_NAMES = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "[SEP]")

@@ -26,7 +26,8 @@ from preshard.packer_service.report.tables import table_parts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.manifest_parts import stored_config
 
 DOCUMENTS_FILE = "documents.parquet"
 

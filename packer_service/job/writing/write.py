@@ -29,7 +29,8 @@ from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.shards.write import WrittenShard, write_shard
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.manifest import DocumentSpan, ShardEntry
+from preshard.schemas.header import DocumentSpan
+from preshard.schemas.manifest import ShardEntry
 from preshard.schemas.tables import PACKS, REJECTS, documents_schema, reject_row
 
 BESIDE = "beside"

@@ -16,7 +16,8 @@ from preshard.packer_service.report.records import FillLimit
 from preshard.packer_service.report.tables import open_measures, read_packs
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import sample_key, shard_name
-from preshard.schemas.config import PackConfig, stored_config
+from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError, PreshardError, ShardMissing
 from preshard.schemas.header import decode_header
 from preshard.schemas.manifest import SHARDS, ManifestHead

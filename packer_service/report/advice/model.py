@@ -6,7 +6,6 @@ from pathlib import Path
 
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.settings import ModelFolder
-from preshard.schemas.config import CostConfig, VisionConfig
 from preshard.schemas.model.dimensions import (
     ModelDimensions,
     encoder_parameters,
@@ -15,6 +14,7 @@ from preshard.schemas.model.dimensions import (
     row_width,
 )
 from preshard.schemas.model.encoder import VisionEncoder, encoder_of
+from preshard.schemas.sections import CostConfig, VisionConfig
 
 
 def configured_sizes(

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from preshard.schemas.config import CostConfig, Width
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.model.devices import DEVICES, Device, DeviceName
 from preshard.schemas.model.memory import Recompute
+from preshard.schemas.sections import CostConfig, Width
 
 MAX_GPUS = 2**17
 """More than any job has; splits are found among its divisors."""

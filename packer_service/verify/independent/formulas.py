@@ -8,10 +8,12 @@ from itertools import groupby, pairwise
 import numpy as np
 from jaxtyping import Int64
 
-from preshard.schemas.config import CostConfig, PackConfig, VisionConfig
+from preshard.schemas.config import PackConfig
+from preshard.schemas.header import Unit
 from preshard.schemas.layout import TILE
-from preshard.schemas.manifest import LayerMasks, Unit
+from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.sections import CostConfig, VisionConfig
 from preshard.schemas.sequence import PackedSequence
 
 

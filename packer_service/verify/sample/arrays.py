@@ -25,7 +25,8 @@ from preshard.schemas.errors import (
     SpansInvalid,
     WeightsInvalid,
 )
-from preshard.schemas.manifest import DocumentSpan, ModelEntry, SampleHead, TokenizerEntry
+from preshard.schemas.header import DocumentSpan, SampleHead
+from preshard.schemas.manifest import ModelEntry, TokenizerEntry
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, PackedSequence
 
 

@@ -13,7 +13,8 @@ from preshard.packer_service.verify.independent.formulas import unit_work
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import UnitsInvalid
-from preshard.schemas.manifest import ModelEntry, SampleHead, StoredImage, Unit
+from preshard.schemas.header import SampleHead, StoredImage, Unit
+from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.encoder import VisionEncoder, encoder_of, tokens_per_second
 from preshard.schemas.model.families import FAMILIES, INPUTS
 

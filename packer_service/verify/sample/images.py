@@ -16,8 +16,9 @@ from preshard.packer_service.verify.tar import Member
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import BoundariesInvalid, BoundariesNotOptimal, ImagesInvalid
+from preshard.schemas.header import SampleHead
 from preshard.schemas.layout import RankImages
-from preshard.schemas.manifest import ModelEntry, SampleHead
+from preshard.schemas.manifest import ModelEntry
 
 
 def check_boundaries(head: SampleHead, config: PackConfig, model: ModelEntry | None) -> Iterator[Finding]:

@@ -18,8 +18,9 @@ from preshard.schemas.errors import (
     LayoutSchemeInvalid,
     LayoutsInvalid,
 )
+from preshard.schemas.header import DocumentSpan
 from preshard.schemas.layout import BLOCK_SCHEMES, TokenLayout, check_partition, layout_name
-from preshard.schemas.manifest import DocumentSpan, LayerMasks
+from preshard.schemas.manifest import LayerMasks
 
 
 def layout_names(config: PackConfig) -> list[str]:

@@ -24,8 +24,9 @@ from preshard.schemas.errors import (
     PackRowInvalid,
     SampleHeadInvalid,
 )
+from preshard.schemas.header import SampleHead
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import LayerMasks, ModelEntry, SampleHead
+from preshard.schemas.manifest import LayerMasks, ModelEntry
 from preshard.schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
 from preshard.schemas.tables import DOCUMENTS
 

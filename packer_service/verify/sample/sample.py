@@ -17,14 +17,7 @@ from preshard.packer_service.verify.sample import arrays, images, layouts, rows,
 from preshard.packer_service.verify.sample.rows import Expected
 from preshard.packer_service.verify.tar import Member, RawSample
 from preshard.packer_service.verify.verdict import Finding
-from preshard.schemas.codec import (
-    HEADER_MEMBERS,
-    decode_head,
-    decode_layouts,
-    decode_sequence,
-    image_member,
-    sample_key,
-)
+from preshard.schemas.codec import HEADER_MEMBERS, decode_layouts, decode_sequence, image_member, sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
     BoundariesInvalid,
@@ -54,8 +47,9 @@ from preshard.schemas.errors import (
     UnitsInvalid,
     WeightsInvalid,
 )
+from preshard.schemas.header import SampleHead, decode_head
 from preshard.schemas.layout import TokenLayout
-from preshard.schemas.manifest import LayerMasks, ModelEntry, SampleHead, TokenizerEntry
+from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
 from preshard.schemas.sequence import MaskArrays, PackedSequence, drop_groups
 
 

@@ -13,7 +13,8 @@ from preshard.packer_service.verify.sample.encoded import check_encoded
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PoolingInvalid, UnitsInvalid
-from preshard.schemas.manifest import ModelEntry, SampleHead, Unit
+from preshard.schemas.header import SampleHead, Unit
+from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.sequence import NOT_POOLED, PackedSequence
 
 

@@ -19,7 +19,7 @@ from photographs import photographs, write_clips
 
 from preshard.packer_service.demo.model import FAMILIES, tiny_model, write_model_folder
 from preshard.packer_service.ingest.document import Medium
-from preshard.schemas.config import ImageBackend
+from preshard.schemas.sections import ImageBackend
 
 
 def documents(n_photographs: int, n_clips: int, folder: Path, mixed: bool) -> Iterator[tuple[str, Document]]:

@@ -7,7 +7,7 @@ import pytest
 from preshard.packer_service.ingest.families.family import CropShape, Mark, Placement, Rows
 from preshard.packer_service.ingest.families.folder import SquareFamily
 from preshard.packer_service.ingest.text.tokenizer import ImageFormat
-from preshard.schemas.config import VisionConfig
+from preshard.schemas.sections import VisionConfig
 
 VISION = VisionConfig(image_size=28, patch_size=14, pool_size=2, max_crops=4)
 BEGIN, TOKEN, SEPARATOR, END = 1, 2, 3, 4

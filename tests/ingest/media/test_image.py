@@ -23,8 +23,8 @@ from preshard.packer_service.ingest.media.image import decode_image, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, place
 from preshard.packer_service.ingest.text.tokenizer import ImageFormat
-from preshard.schemas.config import VisionConfig
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.sections import VisionConfig
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:

@@ -16,7 +16,7 @@ from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.codec import LAYOUTS, SEQUENCE, encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import SampleHeadInvalid
-from preshard.schemas.manifest import SampleHead
+from preshard.schemas.header import SampleHead
 
 
 @pytest.fixture

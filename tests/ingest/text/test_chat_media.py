@@ -17,8 +17,9 @@ from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.packer_service.packs.rendered import RenderedDocument
-from preshard.schemas.config import PackConfig, VisionConfig
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.sections import VisionConfig
 
 IMAGE = Medium(kind="image", uri="x.jpg")
 VIDEO = Medium(kind="video", uri="v.mp4")

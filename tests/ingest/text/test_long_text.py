@@ -19,8 +19,8 @@ from preshard.packer_service.ingest.text.chat_template import ChatText
 from preshard.packer_service.ingest.text.encoded import PART, EncodedText, text_parts
 from preshard.packer_service.ingest.text.load import load_tokenizer
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
-from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.sections import SpecialTokensConfig
 
 WORDS = st.lists(st.sampled_from(["word", "Über", "42", "二", ",", "\n", "\n\n ", "  ", "it's", "a/b", "-", "."]))
 

@@ -12,7 +12,7 @@ import pytest
 
 from preshard.packer_service.ingest.text.load import TEKKEN_FILE, load_tekken
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
-from preshard.schemas.config import SpecialTokensConfig
+from preshard.schemas.sections import SpecialTokensConfig
 
 if TYPE_CHECKING:
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer

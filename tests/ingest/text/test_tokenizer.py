@@ -13,8 +13,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from preshard.packer_service.ingest.document import Document, Message
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.text.load import load_tokenizer
-from preshard.schemas.config import SpecialTokensConfig
 from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.sections import SpecialTokensConfig
 
 PLAIN = SpecialTokensConfig()
 

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from preshard.schemas import errors
-from preshard.schemas.codec import crc32c, decode_manifest, encode_json, encode_table, seal_manifest
+from preshard.schemas.codec import crc32c, encode_json, encode_table
+from preshard.schemas.dataset.manifest_parts import decode_manifest, seal_manifest
 from preshard.schemas.header import read_member
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.tables import PACKS

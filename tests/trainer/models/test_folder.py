@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from preshard.schemas.codec import decode_manifest
+from preshard.schemas.dataset.manifest_parts import decode_manifest
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import Manifest
 from preshard.trainer.attention.mask import count_layers

@@ -24,8 +24,9 @@ from preshard.packer_service.verify.independent.formulas import (
 )
 from preshard.schemas.boundaries import smallest_limit
 from preshard.schemas.config import parse_config
+from preshard.schemas.header import Unit
 from preshard.schemas.layout import contiguous_runs, segment_edges, zigzag_runs
-from preshard.schemas.manifest import UNIT_KINDS, LayerMasks, Unit
+from preshard.schemas.manifest import UNIT_KINDS, LayerMasks
 
 
 @pytest.mark.parametrize("window", [None, 1, 129, 1024])

@@ -20,7 +20,7 @@ from preshard.packer_service.ingest.source.forms.fields import (
     string,
     whole_number,
 )
-from preshard.schemas.config import MAX_FRAMES
+from preshard.schemas.sections import MAX_FRAMES
 
 MAX_URI = 8000
 """Most characters of an image's or video's path or URI, which messages repeat."""

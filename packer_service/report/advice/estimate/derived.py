@@ -20,8 +20,8 @@ from preshard.packer_service.layout.tiles import tiles_by_rank
 from preshard.packer_service.report.advice.estimate.loads import PackLoads, SlowestRank
 from preshard.packer_service.report.advice.estimate.split import divisors
 from preshard.schemas.config import PackConfig
+from preshard.schemas.header import DocumentSpan
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, define_runs, segment_edges
-from preshard.schemas.manifest import DocumentSpan
 
 MOST_RING = 64
 """Largest ring degree that is derived."""
