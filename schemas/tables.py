@@ -15,23 +15,10 @@ from preshard.schemas.errors import REJECT_STAGES, DocumentError
 PACKS = pa.schema(
     [
         ("pack_id", pa.int64()),
-        ("key", pa.string()),
-        ("shard", pa.string()),
-        ("index_in_shard", pa.int64()),
-        ("offset", pa.int64()),
-        ("header_size", pa.int64()),
-        ("head_crc32c", pa.int64()),
-        ("size", pa.int64()),
-        ("n_tokens", pa.int64()),
-        ("n_padding", pa.int64()),
-        ("n_documents", pa.int64()),
-        ("n_units", pa.int64()),
-        ("n_images", pa.int64()),
-        ("n_patches", pa.int64()),
-        ("n_pooled_tokens", pa.int64()),
-        ("load", pa.int64()),
-        ("attention_area", pa.int64()),
-        ("attention_tiles", pa.int64()),
+        *((name, pa.string()) for name in ("key", "shard")),
+        *((name, pa.int64()) for name in ("index_in_shard", "offset", "header_size", "head_crc32c", "size")),
+        *((name, pa.int64()) for name in ("n_tokens", "n_padding", "n_documents", "n_units", "n_images", "n_patches")),
+        *((name, pa.int64()) for name in ("n_pooled_tokens", "load", "attention_area", "attention_tiles")),
         ("cost", pa.float64()),
     ]
 )
@@ -42,33 +29,15 @@ allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural or
 DOCUMENTS = pa.schema(
     [
         ("doc_id", pa.string()),
-        ("piece", pa.int64()),
-        ("copy_number", pa.int64()),
-        ("epoch", pa.int64()),
+        *((name, pa.int64()) for name in ("piece", "copy_number", "epoch")),
         ("source", pa.string()),
-        ("pack_id", pa.int64()),
-        ("start", pa.int64()),
-        ("length", pa.int64()),
-        ("aligned_length", pa.int64()),
-        ("n_units", pa.int64()),
-        ("n_images", pa.int64()),
-        ("n_patches", pa.int64()),
-        ("load", pa.int64()),
-        ("truncated_tokens", pa.int64()),
+        *((name, pa.int64()) for name in ("pack_id", "start", "length", "aligned_length")),
+        *((name, pa.int64()) for name in ("n_units", "n_images", "n_patches", "load", "truncated_tokens")),
     ]
 )
 """One row per packed document (per piece of one, under ``oversize: split``), by ``(pack_id, start)``."""
 
-REJECTS = pa.schema(
-    [
-        ("doc_id", pa.string()),
-        ("source", pa.string()),
-        ("location", pa.string()),
-        ("stage", pa.string()),
-        ("code", pa.string()),
-        ("message", pa.string()),
-    ]
-)
+REJECTS = pa.schema([(name, pa.string()) for name in ("doc_id", "source", "location", "stage", "code", "message")])
 """One row per rejected document, in source order within each partition of the plan. ``stage`` is ``read``, ``measure``,
 ``plan`` or ``write``."""
 

@@ -41,7 +41,6 @@ def decode_crops(
     config: PackConfig,
     *,
     doc_id: str,
-    first_unit: int,
     decode: Decode = crops,
 ) -> Iterator[Crop]:
     """The crops of a document's units, in their order. Each image or video is decoded once.
@@ -51,7 +50,6 @@ def decode_crops(
         folder: what its media are relative to, and what they may reach.
         config: the job's configuration.
         doc_id: the document's id.
-        first_unit: number of its first unit in the pack.
         decode: decodes an image or video.
 
     Raises:
@@ -59,7 +57,7 @@ def decode_crops(
         OSError: the file system failed; no document is at fault.
     """
     for (medium, placed), unit in wanted_media(rendered):
-        yield from decode(medium, folder, placed, config, doc_id=doc_id, first_unit=first_unit + unit)
+        yield from decode(medium, folder, placed, config, doc_id=doc_id, first_unit=unit)
 
 
 class StoredCrops(NamedTuple):

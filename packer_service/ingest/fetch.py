@@ -26,7 +26,6 @@ def recent_values(limit: int, weigh: Callable[[V], int]) -> LRUCache[K, V]:
     return LRUCache(limit, getsizeof=lambda value: min(max(weigh(value), 1), limit))
 
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -42,17 +41,6 @@ def started(function: Callable[[], T], name: str) -> Future[T]:
     future: Future[T] = Future()
     Thread(target=partial(_fulfil, future, function), daemon=True, name=name).start()
     return future
-
-
-def several(function: Callable[[S], T], items: Iterable[S], most: int, name: str) -> Iterator[T]:
-    """What a function gives for items, in their order, of which so many are worked on at the same time."""
-    running = deque[Future[T]]()
-    for item in items:
-        if len(running) == most:
-            yield running.popleft().result()
-        running.append(started(partial(function, item), name))
-    while running:
-        yield running.popleft().result()
 
 
 def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
@@ -118,7 +106,7 @@ def read_ranges(wanted: Sequence[Range]) -> list[memoryview | None]:
     parts = list(_parts(wanted))
     wanted_parts = [part for part, _ in parts]
     alone = len(parts) == 1  # needs no thread
-    read = map(_read_if_there, wanted_parts) if alone else several(_read_if_there, wanted_parts, READERS, "range")
+    read = map(_read_if_there, wanted_parts) if alone else _read_several(wanted_parts)
     found: list[memoryview | None] = [None] * len(wanted)
     for (part, numbers), data in zip(parts, read, strict=True):
         if data is not None:
@@ -143,6 +131,17 @@ def _parts(wanted: Sequence[Range]) -> Iterator[tuple[Range, list[int]]]:
         part, numbers = wanted[number], [number]
     if part is not None:
         yield part, numbers
+
+
+def _read_several(parts: Iterable[Range]) -> Iterator[bytes | None]:
+    """The parts in their order, of which :data:`READERS` are read at the same time."""
+    running = deque[Future[bytes | None]]()
+    for part in parts:
+        if len(running) == READERS:
+            yield running.popleft().result()
+        running.append(started(partial(_read_if_there, part), "range"))
+    while running:
+        yield running.popleft().result()
 
 
 def _read_if_there(wanted: Range) -> bytes | None:

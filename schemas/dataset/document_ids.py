@@ -43,8 +43,7 @@ def canonical_order(
     hashes: UInt64[np.ndarray, "docs"],
     ids: pa.Array | pa.ChunkedArray,
     pieces: Int[np.ndarray, "docs"],
-    rows: Int64[np.ndarray, "some"] | None = None,
-) -> Int64[np.ndarray, "some"]:
+) -> Int64[np.ndarray, "docs"]:
     """The rows of documents in canonical order: by the hash of the id, then by piece.
 
     Different ids with one hash, which hardly ever occur, stand in the order of the ids themselves.
@@ -52,12 +51,9 @@ def canonical_order(
     Args:
         hashes: of each row's id, from :func:`hash_ids`.
         ids: of each row.
-        pieces: of each row; 0 for a document that is not split.
-        rows: the rows that are wanted, all by default; no two with the same id and piece.
+        pieces: of each row; 0 for a document that is not split. No two rows have the same id and piece.
     """
-    rows = np.arange(len(hashes)) if rows is None else rows
-    by_hash = hashes[rows]
-    order = rows[np.lexsort((pieces[rows], by_hash)) if pieces.any() else np.argsort(by_hash, kind="stable")]
+    order = np.lexsort((pieces, hashes)) if pieces.any() else np.argsort(hashes, kind="stable")
     ordered, place = hashes[order], pieces[order]
     for value in np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (place[1:] == place[:-1])]):
         tied = slice(*(int(np.searchsorted(ordered, value, side)) for side in ("left", "right")))

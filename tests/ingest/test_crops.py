@@ -52,9 +52,9 @@ def test_every_crop_knows_its_document_unit_and_time(
     rendered: RenderedDocument, tmp_path: Path, config: PackConfig
 ) -> None:
     """Fails when crops come in another order than their tokens, or a frame has the unit or time of another."""
-    crops = list(decode_crops(rendered, MediaReach.of(str(tmp_path)), config, doc_id="d", first_unit=7))
+    crops = list(decode_crops(rendered, MediaReach.of(str(tmp_path)), config, doc_id="d"))
     assert {crop.doc_id for crop in crops} == {"d"}
-    assert [crop.unit for crop in crops] == [7, 7, 7, 8, 9, 10, 11, 11, 11]
+    assert [crop.unit for crop in crops] == [0, 0, 0, 1, 2, 3, 4, 4, 4]
     assert [crop.timestamp for crop in crops] == [None] * 3 + [0.0, 0.04, 0.08] + [None] * 3
     np.testing.assert_allclose([brightness(crop) for crop in crops], [200] * 3 + [20, 60, 100] + [200] * 3, atol=3)
     assert {(crop.width, crop.height) for crop in crops} == {(28, 28)}
@@ -65,6 +65,6 @@ def test_a_piece_decodes_only_its_own_frames(rendered: RenderedDocument, tmp_pat
     start = int(rendered.units.edges[2, 0])
     piece = cut(rendered, start, int(rendered.units.edges[3, 1]))
     assert piece.units.numbers.tolist() == [2, 3]
-    crops = list(decode_crops(piece, MediaReach.of(str(tmp_path)), config, doc_id="d", first_unit=0))
+    crops = list(decode_crops(piece, MediaReach.of(str(tmp_path)), config, doc_id="d"))
     assert [(crop.unit, crop.timestamp) for crop in crops] == [(0, 0.04), (1, 0.08)]
     np.testing.assert_allclose([brightness(crop) for crop in crops], [60, 100], atol=3)

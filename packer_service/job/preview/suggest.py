@@ -212,7 +212,7 @@ def _bytes_per_patch(
         most = max(ENCODED_CROPS, int(document.units.crops.max()))
         try:
             [piece] = fit(document, seq_len=WHOLE_LENGTH, max_images=most, oversize="truncate")
-            crops = list(decode_crops(piece, rows[number].media, config, doc_id="", first_unit=0))
+            crops = list(decode_crops(piece, rows[number].media, config, doc_id=""))
         except DocumentError:
             continue
         of_all = int(document.units.patches.sum())  # a long video counts as such

@@ -106,10 +106,8 @@ class ShardContents:
     def _decode(self, document: ShardDocument) -> list[Crop]:
         doc_id, decode = document.row["doc_id"], partial(self._crops, document)
         with reading_row(document.location):
-            crops = decode_crops(
-                document.arrays, document.file.media, self._config, doc_id=doc_id, first_unit=0, decode=decode
-            )
-            return list(crops)
+            media = document.file.media
+            return list(decode_crops(document.arrays, media, self._config, doc_id=doc_id, decode=decode))
 
     def _crops(
         self,
