@@ -114,8 +114,7 @@ def plan(
         print_figures(figures, as_json)
         return
     from preshard.packer_service.api.pack import require_documents
-    from preshard.packer_service.job.preview.source import plan_sources
-    from preshard.packer_service.job.preview.tables import plan_tables
+    from preshard.packer_service.job.preview.source import plan_sources, plan_tables
 
     found, media = _looked_at(sources, config, asked), asked.media
     with run_tasks() as (tasks, progress):

@@ -25,7 +25,7 @@ COMMANDS = {
     "report": "from preshard.packer_service.report.dataset import report_dataset as f; f(at)",
     "verify": "from preshard.packer_service.verify import verify_dataset as f; "
     "f(at, processes=1, progress=NoProgress())",
-    "plan": "from preshard.packer_service.job.preview.tables import plan_tables as f; "
+    "plan": "from preshard.packer_service.job.preview.source import plan_tables as f; "
     "from preshard.packer_service.config import load_config; "
     "f([at], load_config(None, ['seq_len=73728'], [at]), NoProgress())",
 }

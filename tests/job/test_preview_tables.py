@@ -11,7 +11,7 @@ import pytest
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.preview.tables import plan_tables
+from preshard.packer_service.job.preview.source import plan_tables
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.planned.plan_keys import stored_lengths
 from preshard.packer_service.report.planned.what_if import plan_table
