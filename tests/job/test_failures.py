@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stored import file_bytes
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.ingest.source.containers import row_groups
@@ -22,11 +23,6 @@ from preshard.packer_service.job.pack import Outcome, pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.config import PackConfig
-
-
-def file_bytes(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @dataclass(frozen=True)

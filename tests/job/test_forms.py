@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import webdataset
 from datasets import Dataset, DatasetDict, Image, List, disable_progress_bars
 from PIL import Image as PillowImage
+from stored import documents
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.text.load import load_tokenizer
@@ -205,17 +205,10 @@ def decoded(dataset: Path) -> dict[str, tuple[str, int]]:
     manifest = decode_manifest((dataset / "manifest.json").read_bytes(), "manifest.json")
     tokenizer = load_tokenizer("tekken", load_config().special_tokens)
     found = {}
-    for shard in sorted((dataset / "shards").glob("*.tar")):
-        with tarfile.open(shard) as tar:
-            members = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-        for name in (name for name in members if name.endswith(".sequence.npz")):
-            tokens = np.load(io.BytesIO(members[name]))["tokens"]
-            head = json.loads(members[name.replace(".sequence.npz", ".json")])
-            for span in head["documents"]:
-                own = tokens[span["start"] : span["start"] + span["length"]]
-                image = own == manifest.tokenizer.image_id
-                kept = own[~(image & np.append(False, image[:-1]))]
-                found[span["doc_id"]] = (tokenizer.decode(kept.tolist()), span["n_images"])
+    for span, arrays in documents(dataset):
+        image = arrays["tokens"] == manifest.tokenizer.image_id
+        kept = arrays["tokens"][~(image & np.append(False, image[:-1]))]
+        found[span["doc_id"]] = (tokenizer.decode(kept.tolist()), span["n_images"])
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from repacked import Listener, packed, rejects, shards
+from stored import documents
 
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.verify import verify_dataset
@@ -62,9 +62,7 @@ def test_values_are_typed_in_the_table_the_head_and_the_batch(tmp_path: Path, ki
     schema = pq.read_schema(out / "documents.parquet")
     assert schema.names[-4:] == ["licence", "ok", "quality", "views"]
     assert schema.types[-4:] == [pa.string(), pa.bool_(), pa.float64(), pa.int64()]
-    with tarfile.open(out / "shards" / "preshard-000000.tar") as tar:
-        head = json.load(tar.extractfile("0000000000.json"))  # type: ignore[arg-type]
-    assert {span["doc_id"]: span["columns"] for span in head["documents"]} == expected
+    assert {span["doc_id"]: span["columns"] for span, _ in documents(out)} == expected
     [batch] = PackedDataset(out)
     assert {span.doc_id: span.columns for span in batch.documents} == expected
     assert [type(span.columns["quality"]) for span in batch.documents if span.doc_id == "b"] == [float]  # type: ignore[index]

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from stored import file_bytes
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
@@ -28,12 +29,6 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import WORK, Manifest
-
-
-def file_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file below a dataset but run.json, which holds what is not deterministic."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.name != "run.json"}
 
 
 def test_every_source_document_is_packed_or_rejected_once(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
-import tarfile
 import types
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from packed_models import VOCABULARY
 from PIL import Image
+from stored import documents
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
@@ -70,28 +67,6 @@ def write(folder: Path, name: str, given: list[Row]) -> Path:
     return folder / f"{name}.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """A document as ``tarfile``, ``json`` and NumPy read it: its span, its arrays, and the crops of its pack."""
-
-    span: Row
-    arrays: dict[str, np.ndarray]
-    crops: int
-
-
-def read(dataset: Path) -> Iterator[Stored]:
-    for shard in sorted((dataset / "shards").glob("*.tar")):
-        with tarfile.open(shard) as tar:
-            content = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-        for name in [name for name in content if name.endswith(".json")]:
-            key, head = name.partition(".")[0], json.loads(content[name])
-            arrays = dict(np.load(io.BytesIO(content[f"{key}.sequence.npz"])))
-            crops = sum(each.startswith(key) and each.endswith(".png") for each in content)
-            for span in head["documents"]:
-                own = slice(span["start"], span["start"] + span["length"])
-                yield Stored(span=span, arrays={n: a[..., own] for n, a in arrays.items()}, crops=crops)
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a ``model``, images, and a file of each kind of rows. Read only."""
@@ -142,24 +117,24 @@ def test_each_answer_has_the_tokens_that_it_has_alone(
     (source / "alone.jsonl").write_text(lines, encoding="utf-8")
     settings = [*SETTINGS, f"model={source / 'model'}"]
     right = {
-        each.span["doc_id"]: each.arrays
-        for each in read(packed([source / "alone.jsonl"], tmp_path / "alone", settings, progress))
+        span["doc_id"]: arrays
+        for span, arrays in documents(packed([source / "alone.jsonl"], tmp_path / "alone", settings, progress))
     }
-    pairs = {each.span["doc_id"]: each for each in read(dataset)}
+    pairs = {span["doc_id"]: (span, arrays) for span, arrays in documents(dataset)}
     assert len(pairs) == sum(map(len, rows().values()))
     shared = 0
-    for name, pair in pairs.items():
-        assert pair.span["preference"] is True
-        branch = pair.arrays["branch_ids"]
+    for name, (span, arrays) in pairs.items():
+        assert span["preference"] is True
+        branch = arrays["branch_ids"]
         assert set(branch.tolist()) == {0, 1, 2}
         for number, side in enumerate(("chosen", "rejected"), start=1):
             own, expected = (branch == 0) | (branch == number), right[f"{name} {side}"]
             for array in ("tokens", "labels", "loss_weights", "position_ids"):
-                np.testing.assert_array_equal(pair.arrays[array][..., own], expected[array], err_msg=f"{name} {array}")
-            np.testing.assert_array_equal(pair.arrays["pool_ids"][own] >= 0, expected["pool_ids"] >= 0)
+                np.testing.assert_array_equal(arrays[array][..., own], expected[array], err_msg=f"{name} {array}")
+            np.testing.assert_array_equal(arrays["pool_ids"][own] >= 0, expected["pool_ids"] >= 0)
         shared += int((branch == 0).sum())
-    assert shared > 0.3 * sum(pair.span["length"] for pair in pairs.values())
-    images = sum(pair.span["n_images"] for pair in pairs.values())
+    assert shared > 0.3 * sum(span["length"] for span, _ in pairs.values())
+    images = sum(span["n_images"] for span, _ in pairs.values())
     assert images == len(rows()["explicit"]), "each image is stored once"
 
 
@@ -181,7 +156,7 @@ def test_a_pair_is_never_cut_or_parted(dataset: Path, source: Path, tmp_path: Pa
     """Fails when ``oversize`` cuts an answer or gives each a pack of its own, at once or where a dataset is packed
     again; or when packing again forgets which answer is preferred.
     """
-    longest = max(each.span["length"] for each in read(dataset))
+    longest = max(span["length"] for span, _ in documents(dataset))
     short = [f"seq_len={longest // 64 * 64}", "oversize=split", "max_images=null"]
     files = [source / f"{name}.jsonl" for name in rows()]
     at_once = packed(files, tmp_path / "once", [*SETTINGS, f"model={source / 'model'}", *short], progress)
@@ -190,9 +165,9 @@ def test_a_pair_is_never_cut_or_parted(dataset: Path, source: Path, tmp_path: Pa
         rejected = pq.read_table(found / "rejects.parquet").to_pylist()
         assert {row["code"] for row in rejected} == {"too_long"}
         assert "with both answers, which are never cut" in rejected[0]["message"]
-        kept = list(read(found))
+        kept = [span for span, _ in documents(found)]
         assert len(kept) + len(rejected) == sum(map(len, rows().values()))
-        assert all(each.span["preference"] and each.span["piece"] == 0 for each in kept)
+        assert all(span["preference"] and span["piece"] == 0 for span in kept)
     first, second = ({p.name: p.read_bytes() for p in (each / "shards").iterdir()} for each in (at_once, again))
     assert first == second
 
@@ -203,9 +178,9 @@ def test_turns_and_weights_of_annotations_do_not_touch_a_pair(
     """Fails when ``turns: each`` makes branches of the answers' turns, or a pair counts by its number of branches."""
     settings = [*SETTINGS, f"model={source / 'model'}", "turns=each", "annotation_weight=sqrt"]
     found = packed([source / f"{name}.jsonl" for name in rows()], tmp_path / "each", settings, progress)
-    for ours, theirs in zip(read(found), read(dataset), strict=True):
-        assert ours.span == theirs.span
-        assert all(np.array_equal(ours.arrays[name], theirs.arrays[name]) for name in ours.arrays)
+    for (span, arrays), (own_span, own_arrays) in zip(documents(found), documents(dataset), strict=True):
+        assert span == own_span
+        assert all(np.array_equal(arrays[name], own_arrays[name]) for name in arrays)
 
 
 @pytest.mark.parametrize(

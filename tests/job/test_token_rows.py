@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import json
-import tarfile
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import stored
 from indexed_files import write_indexed
 from repacked import Listener, packed, rejects, shards, write_rows
+from stored import Arrays
 
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.errors import ConfigError
@@ -22,28 +20,14 @@ from preshard.trainer.data import PackedDataset
 SETTINGS = ["seq_len=128", "block_size=16", "cp_sizes=[1,2]", "ring_degrees=[1,2]", "max_images=null"]
 COLUMNS = ["token_columns={logprobs: float32, teacher: float32 x 2 or 0, seen: bool or 0, turn: int32 or 0}"]
 Row = dict[str, Any]
-Found = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
-def samples(dataset: Path) -> Iterator[Found]:
-    """Head and arrays of every pack, by nothing of ours."""
-    for shard in sorted((dataset / "shards").glob("*.tar")):
-        with tarfile.open(shard) as tar:
-            members = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
-        for name in sorted(name for name in members if name.endswith(".json")):
-            arrays = np.load(io.BytesIO(members[name.replace(".json", ".sequence.npz")]))
-            yield json.loads(members[name]), dict(arrays)
-
-
-def documents(dataset: Path) -> dict[str, list[dict[str, np.ndarray]]]:
+def documents(dataset: Path) -> dict[str, list[Arrays]]:
     """The arrays of every document, piece by piece."""
-    found: dict[str, list[tuple[int, dict[str, np.ndarray]]]] = {}
-    for head, arrays in samples(dataset):
-        for span in head["documents"]:
-            own = slice(span["start"], span["start"] + span["length"])
-            of_span = {k: v[:, own] if k == "position_ids" else v[own] for k, v in arrays.items()}
-            found.setdefault(span["doc_id"], []).append((span["piece"], of_span))
-    return {doc_id: [piece for _, piece in sorted(parts, key=lambda x: x[0])] for doc_id, parts in found.items()}
+    found: dict[str, list[Arrays]] = {}
+    for span, arrays in sorted(stored.documents(dataset), key=lambda each: each[0]["piece"]):
+        found.setdefault(span["doc_id"], []).append(arrays)
+    return found
 
 
 def made(folder: Path, rows: list[Row], settings: list[str]) -> Path:
@@ -146,7 +130,7 @@ def test_columns_follow_their_tokens(tmp_path: Path) -> None:
     assert first["columns.seen"].tolist() == [False, True, False, True, False]
     assert np.array_equal(second["columns.logprobs"], np.float32([given[1][1], 0, given[1][3], 0]))
     assert second["columns.turn"].tolist() == [2, 0, 4, 0]
-    [(_, arrays)] = samples(out)
+    [(_, arrays)] = stored.samples(out)
     padding = arrays["doc_ids"] < 0
     assert padding.any()
     assert not any(arrays[name][padding].any() for name in arrays if name.startswith("columns."))
@@ -211,7 +195,7 @@ def test_pieces_and_packs_made_again_keep_columns(tmp_path: Path) -> None:
 def test_ranks_get_the_values_of_their_tokens(tmp_path: Path, layout: str) -> None:
     """Fails when a rank's columns are not dealt as its labels, or are lost where the batch is moved."""
     out = made(tmp_path, [token_row(100, 1, teacher=[[i, -i] for i in range(100)])], COLUMNS)
-    [(_, arrays)] = samples(out)
+    [(_, arrays)] = stored.samples(out)
     for rank in (0, 1):
         [batch] = PackedDataset(out, ring_degree=2, cp_rank=rank, layout=layout)
         assert list(batch.columns) == ["logprobs", "seen", "teacher", "turn"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored import file_bytes
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.job.pack import pack
@@ -24,11 +25,6 @@ from preshard.schemas.errors import ConfigError
 
 LONGEST_WAIT = 60.0
 """Seconds that a task waits for another process, which imports for some of them on a busy machine."""
-
-
-def file_bytes(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.fixture

@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored import file_bytes
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
-
-
-def file_bytes(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def command(source: Path, out: Path, settings: list[str], *more: str) -> list[str]:

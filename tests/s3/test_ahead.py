@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from range_server import served_ranges
+from stored import file_bytes
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.document import Medium
@@ -21,7 +22,6 @@ from preshard.packer_service.ingest.media.stores import ImagesAhead
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.config import PackConfig
-from tests.s3.test_pack import local_files
 
 TOGETHER = 4
 """Requests that wait for each other."""
@@ -81,7 +81,7 @@ def test_images_are_read_several_at_a_time(
     assert outcome.manifest.counts.rejected == 3
     assert outcome.manifest.counts.documents == 9
     pack([str(folder / "rows.jsonl")], str(tmp_path / "near"), tiny_config, PlainExecutor(), progress)
-    assert local_files(tmp_path / "far") == local_files(tmp_path / "near")
+    assert file_bytes(tmp_path / "far") == file_bytes(tmp_path / "near")
 
 
 def test_rows_are_asked_for_together(folder: Path, tiny_settings: list[str], progress: Any, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_rows_of_many_bytes_are_read_one_after_the_other(
         pack([uri], str(tmp_path / "far"), tiny_config, PlainExecutor(), progress)
         assert server.requests["rows.jsonl"] > 9, "more rows than that many bytes hold were read together"
     pack([str(folder / "rows.jsonl")], str(tmp_path / "near"), tiny_config, PlainExecutor(), progress)
-    assert local_files(tmp_path / "far") == local_files(tmp_path / "near")
+    assert file_bytes(tmp_path / "far") == file_bytes(tmp_path / "near")
 
 
 def test_whatever_is_taken_is_what_was_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 from indexed_files import write_indexed
 from pyarrow import csv, ipc
 from range_server import served_ranges
+from stored import file_bytes
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
@@ -30,11 +31,6 @@ from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.filesystem import join, locate
 
 
-def local_files(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 @pytest.mark.usefixtures("ray_session")
 def test_the_command_packs_from_bucket_to_bucket(
     store: Any, remote_source: str, tiny_dataset: Path, tiny_settings: list[str]
@@ -44,7 +40,7 @@ def test_the_command_packs_from_bucket_to_bucket(
     with pytest.raises(SystemExit) as ended:
         main(["pack", remote_source, "--out", store.uri("command"), "--max-rejects", "0.3", *words])
     assert ended.value.code == 0
-    assert store.files("command") == local_files(tiny_dataset)
+    assert store.files("command") == file_bytes(tiny_dataset)
 
 
 def test_a_stopped_job_goes_on(
@@ -66,7 +62,7 @@ def test_a_stopped_job_goes_on(
     rest = stopping(1000)
     pack([remote_source], out, tiny_config, rest, progress)
     assert rest.ran == {"build_and_keep": 2}
-    assert store.files("stopped") == local_files(tiny_dataset)
+    assert store.files("stopped") == file_bytes(tiny_dataset)
     again = pack([remote_source], out, tiny_config, stopping(0), progress)
     assert again.already_done
     first.delete("shards/preshard-000001.tar.idx")
@@ -116,7 +112,7 @@ def test_every_container_is_read_in_a_bucket(
     outcome = pack([f"{uri}/*?{query}"], store.uri("out-of-kinds"), tiny_config, PlainExecutor(), progress)
     rejects = pq.read_table(io.BytesIO(Folder(store.uri("out-of-kinds")).read("rejects.parquet"))).to_pylist()
     assert outcome.manifest.counts.documents == 35, rejects
-    assert store.files("out-of-kinds") == local_files(tmp_path / "out")
+    assert store.files("out-of-kinds") == file_bytes(tmp_path / "out")
 
 
 def test_a_dataset_is_packed_again_from_bucket_to_bucket(
@@ -132,7 +128,7 @@ def test_a_dataset_is_packed_again_from_bucket_to_bucket(
     rest = stopping(1000)
     pack([remote_dataset], store.uri("packed-again"), config, rest, progress)
     assert rest.ran["measure_and_keep"] == 0
-    assert store.files("packed-again") == local_files(tmp_path / "out")
+    assert store.files("packed-again") == file_bytes(tmp_path / "out")
 
 
 def test_a_pack_again_is_asked_for_once_and_its_crops_once(
