@@ -132,7 +132,9 @@ class Isolated:
                 except CallFailedError as error:
                     reasons.append(str(error))
                     if len(reasons) >= self.limits.tries:
-                        raise error.rejection or CallFailedError(self._all(reasons)) from None
+                        said = ", then ".join(dict.fromkeys(reasons))
+                        failed = CallFailedError(f"{said} in {len(reasons)} of {self.limits.tries} tries")
+                        raise error.rejection or failed from None
 
     def _try(self, keep: Callable[[Iterator[Any]], T], function: Callable[..., Any], *args: Any, **kwargs: Any) -> T:
         helper = self._helper = self._helper or Worker(self.limits)
@@ -141,9 +143,6 @@ class Isolated:
         finally:
             if not helper.is_idle:
                 self._end()
-
-    def _all(self, reasons: list[str]) -> str:
-        return f"{', then '.join(dict.fromkeys(reasons))} in {len(reasons)} of {self.limits.tries} tries"
 
     @property
     def pid(self) -> int | None:
