@@ -63,17 +63,8 @@ def test_the_report_and_the_plan_say_what_each_source_got(
     """Fails when the figures beforehand are not those of the dataset, or not those of its table."""
     report = report_dataset(str(mixed_dataset))
     planned = plan_sources([str(tiny_source)], mixed_config, PlainExecutor(), progress)
-    for name in (
-        "left_out",
-        "shares",
-        "packs",
-        "padding",
-        "tokens",
-        "rejected",
-        "documents",
-        "source_documents",
-        "limit",
-    ):
+    same = ("left_out", "shares", "packs", "padding", "tokens", "rejected", "documents", "source_documents", "limit")
+    for name in same:
         assert getattr(planned, name) == getattr(report, name), name
     table = pq.read_table(mixed_dataset / "documents.parquet")
     for source, share in report.shares.items():
