@@ -43,6 +43,12 @@ def masks() -> Callable[..., st.SearchStrategy[MaskArrays]]:
     return strategy
 
 
+@pytest.fixture(scope="session", params=[[None], [1, 2, 3, 5, 9, 17, 40, 200]], ids=["full", "window"])
+def windows(request: pytest.FixtureRequest) -> list[int | None]:
+    """What the windows of a mask are drawn from: none, or some; each kind has all examples of a test."""
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="session")
 def slicings(masks, random_runs) -> Callable[[int], st.SearchStrategy[tuple[MaskArrays, np.ndarray]]]:
     """``slicings(ring_degree)``: a mask and a layout of random pieces for it."""

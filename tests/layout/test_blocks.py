@@ -27,12 +27,12 @@ def unfolded(edges: np.ndarray, spans: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("block", "tile"), [(1, 1), (4, 4), (8, 4), (12, 4), (4, 8), (6, 4)])
 @settings(max_examples=40)  # of six sizes
 @given(data=st.data())
-def test_entries_are_the_tiles_between_blocks(masks, block, tile, data):
+def test_entries_are_the_tiles_between_blocks(masks, windows, block, tile, data):
     # Fails when a scattered group is lost between two spans, when the transposed map differs, or when blocks of several
     # tiles are counted as one. A block that is not a whole number of tiles is one tile.
-    mask = data.draw(masks([48, 96]))
-    found = block_map(MaskIndex.of(mask), block, tile=tile)
-    dense, unit = dense_mask(mask), tile if block % tile == 0 else block
+    mask, window = data.draw(masks([48, 96])), data.draw(st.sampled_from(windows))
+    found = block_map(MaskIndex.of(mask).within(window), block, tile=tile)
+    dense, unit = dense_mask(mask, window=window), tile if block % tile == 0 else block
     tiles = dense.reshape(mask.seq_len // unit, unit, -1, unit).any(axis=(1, 3))
     count, per = mask.seq_len // block, block // unit
     expected = tiles.reshape(count, per, count, per).sum(axis=(1, 3))
