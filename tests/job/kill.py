@@ -29,6 +29,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
@@ -140,31 +142,16 @@ class Process:
 
 
 def processes(driver: int) -> list[Process]:
-    """All living processes below this one; the dead ones but the driver are let go."""
-    below, found = {os.getpid()}, []
-    for pid, (state, parent) in sorted(_parents().items(), key=lambda each: each[0]):
-        if parent == os.getpid() and state == "Z" and pid != driver:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-    parents = {pid: parent for pid, (state, parent) in _parents().items() if state != "Z"}
-    while more := {pid for pid, parent in parents.items() if parent in below and pid not in below}:
-        below |= more
-    for pid in sorted(below - {os.getpid()}):
-        with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            found.append(Process(pid=pid, command=command))
+    """All living processes below this one, by their ids; the dead ones but the driver are let go."""
+    found = []
+    for each in sorted(psutil.Process().children(recursive=True), key=lambda each: each.pid):
+        with suppress(psutil.Error):  # it ended meanwhile
+            if each.status() != psutil.STATUS_ZOMBIE:
+                found.append(Process(pid=each.pid, command=" ".join(each.cmdline()).strip()))
+            elif each.pid != driver:
+                with suppress(ChildProcessError):  # of another process
+                    os.waitpid(each.pid, os.WNOHANG)
     return found
-
-
-def _parents() -> dict[int, tuple[str, int]]:
-    """State and parent of every process."""
-    parents: dict[int, tuple[str, int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit():
-            with suppress(OSError):
-                fields = Path(f"/proc/{name}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                parents[int(name)] = (fields[0], int(fields[1]))
-    return parents
 
 
 def pack_here(source: Path, out: Path) -> None:
@@ -261,23 +248,10 @@ class Run:
 
 def _on_ray(source: Path, out: Path, log: Path) -> subprocess.Popen[bytes]:
     words = [word for setting in SETTINGS for word in ("--set", setting)]
-    command = [
-        sys.executable,
-        "-m",
-        "preshard.packer_service",
-        "pack",
-        str(source),
-        "--out",
-        str(out),
-        "--executor",
-        "ray",
-        "--num-cpus",
-        "2",
-        "--max-rejects",
-        "1",
-    ]
+    command = [sys.executable, "-m", "preshard.packer_service", "pack", str(source), "--out", str(out)]
+    options = ["--executor", "ray", "--num-cpus", "2", "--max-rejects", "1"]
     with log.open("wb") as sink:
-        return subprocess.Popen([*command, *words], cwd=ROOT, stdout=sink, stderr=sink)
+        return subprocess.Popen([*command, *options, *words], cwd=ROOT, stdout=sink, stderr=sink)
 
 
 @dataclass(frozen=True, kw_only=True)
