@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -113,11 +113,6 @@ TokenColumns = Annotated[
 KeptColumns = Annotated[
     tuple[tuple[str, str], ...], BeforeValidator(as_kept_columns), PlainSerializer(dict, return_type=dict[str, str])
 ]
-
-
-def token_columns_of(configured: Sequence[tuple[str, str]]) -> tuple[TokenColumn, ...]:
-    """The columns of a configuration, in the order in which they are stored."""
-    return tuple(TokenColumn.of(name, spelled) for name, spelled in configured)
 
 
 Columns = Mapping[str, np.ndarray]

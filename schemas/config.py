@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from preshard.schemas.columns import KeptColumns, TokenColumn, TokenColumns, token_columns_of
+from preshard.schemas.columns import KeptColumns, TokenColumn, TokenColumns
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
@@ -146,7 +146,7 @@ class PackConfig(ConfigSection):
     @property
     def columns_of_tokens(self) -> tuple[TokenColumn, ...]:
         """The columns of tokens, in the order in which they are stored."""
-        return token_columns_of(self.token_columns)
+        return tuple(TokenColumn.of(name, spelled) for name, spelled in self.token_columns)
 
     @property
     def columns_read(self) -> frozenset[str]:
