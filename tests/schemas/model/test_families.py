@@ -17,7 +17,7 @@ from preshard.trainer.families.family import ModelFamily, load_family
 ROOT = Path(__file__).parents[3]
 SIDES = ("packer_service/ingest/families", "trainer/families")
 
-SHARED = ({"family", "folder", "settings", "square", "tiny", "qwen_sizes"}, {"family", "pictures"})
+SHARED = ({"family", "folder", "settings", "tiny", "qwen_sizes"}, {"family", "pictures"})
 """Files of each side that are no family's."""
 
 ALLOWED = {
