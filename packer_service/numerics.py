@@ -1,10 +1,16 @@
 """Compiles the loops of the planner and the layouts, with a cache on disk where there can be one."""
 
+import hashlib
+import inspect
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
+from numba.core.caching import IndexDataCacheFile
+from numba.core.dispatcher import Dispatcher
 
 ZERO, ONE = np.int64(0), np.int64(1)
 """0 and 1 like any other integer. To Numba a literal is of a type of its own, and a function that is given literals in
@@ -16,8 +22,40 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Numba raises RuntimeError at decoration where neither ``__pycache__`` nor the user's cache folder is writable, as in
     a read-only image without a home. A kernel must work there, too: only its first call takes some seconds longer.
+
+    Numba takes its cache for fresh while the function's own file is, although it holds what is called in other files:
+    here its name has the contents of them all, so that an update never runs what it replaces.
     """
     try:
-        return numba.njit(cache=True)(function)
+        kernel = numba.njit(cache=True)(function)
     except RuntimeError:
         return numba.njit(function)
+    stamp = _stamp_sources(function, kernel)
+    kept = kernel._cache
+    kept._cache_file = IndexDataCacheFile(kept.cache_path, f"{kept._impl.filename_base}.{stamp}", stamp)
+    return kernel
+
+
+def _stamp_sources(function: Callable[..., Any], kernel: Any) -> str:
+    """A name for the contents of a function's module, of those whose kernels and classes it uses, and its constants."""
+    modules, constants = {function.__module__}, []
+    for name, value in sorted(function.__globals__.items()):
+        if isinstance(value, Dispatcher):
+            modules |= getattr(value, "modules", {value.__module__})
+        elif isinstance(value, type):
+            modules.add(value.__module__)
+        elif isinstance(value, int | float | np.number):
+            constants.append(f"{name}={value!r}")
+    kernel.modules = modules
+    contents = [_digest_source(module) for module in sorted(modules)]
+    return hashlib.sha256("\n".join([*contents, *constants]).encode()).hexdigest()[:16]
+
+
+@cache
+def _digest_source(module: str) -> str:
+    """Of a module's source; a module without one counts by its name."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        source = module
+    return hashlib.sha256(source.encode()).hexdigest()

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numba.core.caching
 import pytest
 
 from preshard.packer_service.numerics import compiled
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 def doubled(value: int) -> int:
@@ -20,3 +27,30 @@ def test_compiles_whether_or_not_a_cache_can_be_written(monkeypatch: pytest.Monk
         with pytest.raises(RuntimeError, match="cannot cache"):
             numba.njit(cache=True)(doubled)
     assert compiled(doubled)(21) == 42
+
+
+@pytest.mark.process
+def test_an_update_runs_nothing_that_it_replaces(tmp_path: Path) -> None:
+    """Fails when a cached loop outlives what it calls, or the name of a type that it takes, in another file."""
+
+    def run(factor: int, name: str) -> list[int]:
+        """The value, and how much of the loop came from the cache."""
+        (tmp_path / "called.py").write_text(
+            f"from typing import NamedTuple\nfrom preshard.packer_service.numerics import compiled\n"
+            f"class {name}(NamedTuple):\n    value: int\n"
+            f"@compiled\ndef scale(given):\n    return given.value * {factor}\n"
+        )
+        (tmp_path / "calls.py").write_text(
+            "from called import scale\nfrom preshard.packer_service.numerics import compiled\n"
+            "@compiled\ndef run(given):\n    return scale(given)\n"
+        )
+        os.utime(tmp_path / "calls.py", (1e9, 1e9))
+        script = f"import called, calls; print(calls.run(called.{name}(21)), len(calls.run.stats.cache_hits))"
+        return [
+            int(word) for word in subprocess.check_output([sys.executable, "-c", script], cwd=tmp_path, env=ENV).split()
+        ]
+
+    assert run(2, "Given") == [42, 0]
+    assert run(2, "Given") == [42, 1]
+    assert run(3, "Given") == [63, 0]
+    assert run(3, "Renamed") == [63, 0]
