@@ -43,7 +43,7 @@ class TrainConfig(BaseModel):
 
     data: Paths = Field(
         min_length=1,
-        description="The dataset's folder, a path or a URI that pyarrow opens; to mix several, PATH:WEIGHT for each.",
+        description="The dataset's folder, a path or a URI; to mix several, PATH:WEIGHT for each.",
     )
     model: Path = Field(description="Model folder: config.json, and weights unless --from-scratch is given.")
     from_scratch: bool = Field(False, description="Start from random weights, which --seed determines.")
@@ -73,8 +73,8 @@ class TrainConfig(BaseModel):
     )
     recompute: Literal["auto", Recompute] = Field(
         "auto",
-        description="What the backward pass recomputes to save memory: every block (full), or every block except its "
-        "attention (selective); auto is the least that is estimated to fit on CUDA, and none on a CPU.",
+        description="What the backward pass recomputes to save memory: every block (full), or all but its attention "
+        "(selective); auto is the least that is estimated to fit on CUDA, and none on a CPU.",
     )
     memory_check: Literal["on", "off"] = Field(
         "on", description="Stop before loading anything if the memory estimate does not fit on the GPU."
@@ -82,7 +82,7 @@ class TrainConfig(BaseModel):
     offload: Offload = Field(
         "none",
         description="What leaves the device: the inputs of recomputed blocks, to host memory (host) or a file (disk); "
-        "this rank's parameters, gradients and optimiser state, to host memory (state); or both, to host memory (all).",
+        "parameters, gradients and optimiser state, to host memory (state); or both (all).",
     )
     mlp_tiles: int = Field(1, ge=1, description="Parts into which the language model's MLPs divide a rank's tokens.")
     compile: bool | None = Field(

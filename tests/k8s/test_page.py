@@ -97,7 +97,7 @@ def test_the_table_of_costs_is_what_the_overlays_ask_for(page: ModuleType, rende
 def test_what_was_compared_is_what_is_defined(page: ModuleType) -> None:
     """Fails when a kind of an operator is used whose definition the page does not name."""
     text = page.PAGE.read_text(encoding="utf-8")
-    compared = set(re.findall(r"^\| (\w+) \| [\w ]+ [\d.]+ \| `[0-9a-f]{64}` \|$", text, re.MULTILINE))
+    compared = set(re.findall(r"^\* (\w+) \([\w ]+ [\d.]+\): `[0-9a-f]{64}`$", text, re.MULTILINE))
     assert compared == {*our_definitions(), *PUBLISHED}
     for package in ("kubeflow-trainer-api", "kubeflow-training"):
         assert f"{package} {version(package)}" in text
