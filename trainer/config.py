@@ -54,8 +54,10 @@ class TrainConfig(BaseModel):
     attention: Kind = Field(
         "gather", description="How ranks exchange keys and values; the result does not depend on it."
     )
-    ulysses_overlap: bool = Field(
-        False, description="With attention ulysses: exchange half of the heads while computing the other half."
+    overlap: bool = Field(
+        False,
+        description="With attention ulysses or gather: exchange half of the heads, or --head-stride of them, while "
+        "computing others.",
     )
     head_stride: int = Field(
         0,

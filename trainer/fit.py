@@ -79,12 +79,13 @@ class Packs:
         in_parts = config.attention in ("ring", "hybrid") and ulysses < config.cp_size
         parts = config.cp_size // ulysses if in_parts else 1
         travelling = 2 * own if in_parts else self.seq_len
+        at_once = config.head_stride * (1 + config.overlap) or kv_heads  # two turns, where they overlap
         return RankShare(
             tokens=self.seq_len / config.cp_size,
             patches=float((patches * busiest).max()),
             rows=float((rows * busiest).max()),
             keys=0.0 if ulysses == config.cp_size else travelling,
-            key_heads=min(lcm(kv_heads, ulysses) / ulysses, config.head_stride or kv_heads),
+            key_heads=min(lcm(kv_heads, ulysses) / ulysses, at_once),
             tables=parts * table_bytes(own, self.seq_len / parts),
             in_parts=in_parts,
         )

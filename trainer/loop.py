@@ -229,7 +229,7 @@ def _exchanges(config: TrainConfig) -> dict[str, Any]:
     """How ranks exchange, as arguments of the model's call."""
     return {
         "attention": config.attention,
-        "overlap": config.ulysses_overlap,
+        "overlap": config.overlap,
         "head_stride": config.head_stride,
     }
 

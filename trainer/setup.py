@@ -162,7 +162,7 @@ def _check_model(
         sizes.num_kv_heads,
         ulysses_degree=config.ulysses,
         ring_degree=config.ring,
-        overlap=config.ulysses_overlap,
+        overlap=config.overlap,
         head_stride=config.head_stride,
     )
     check_states(model, config.cp_size)

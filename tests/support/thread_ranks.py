@@ -123,9 +123,9 @@ def _all_to_all(
     return work if async_op else work.wait()
 
 
-def _all_gather(received: Tensor, sent: Tensor, *, group: ThreadGroup) -> None:
-    with torch.no_grad():
-        received.copy_(torch.cat(group.exchange(sent.detach().clone())))
+def _all_gather(received: Tensor, sent: Tensor, *, group: ThreadGroup, async_op: bool = False) -> Any:
+    work = Work(received, torch.cat(group.exchange(sent.detach().clone())))
+    return work if async_op else work.wait()
 
 
 def _send_and_receive(ops: Sequence[Any]) -> list[Work]:

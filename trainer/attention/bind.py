@@ -20,7 +20,7 @@ from preshard.trainer.attention.gather import (
     plan_ulysses,
     ulysses_attention,
 )
-from preshard.trainer.attention.heads import list_pieces, overlapped_attention, repeated_kv_heads
+from preshard.trainer.attention.heads import PIECES, list_pieces, overlapped_attention, repeated_kv_heads
 from preshard.trainer.attention.kernels import Kernel, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
@@ -78,7 +78,8 @@ def bind(
         mask: of the whole pack, on the device of q, k and v.
         cp: this rank's place in its context-parallel group.
         exchange: which keys the kind ``gather`` moves: only the ``needed`` ones, or ``all``.
-        overlap: of the kind ``ulysses``: exchange one half of the heads while the other is computed.
+        overlap: of the kinds ``ulysses`` and ``gather``: exchange half of the heads, or ``head_stride`` of them, while
+            others are computed.
         head_stride: of the kind ``gather``: key heads of a rank whose keys and values are gathered at a time; 0 is all.
         softcap: scores x become ``softcap * tanh(x / softcap)``, before sinks join them; None if they stay as they are.
         kernel: by default the one for the mask's device; one of your own caps scores itself.
@@ -131,7 +132,7 @@ def _bind_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, opti
 
 
 def _bind_gather(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
-    how: Any = {"exchange": options.exchange, "head_stride": options.head_stride}
+    how: Any = {"exchange": options.exchange, "head_stride": options.head_stride, "overlap": options.overlap}
     return partial(gather_attention, plan=plan_gather(layout, mask, cp, kernel=options.kernel_for(mask), **how))
 
 
@@ -163,15 +164,13 @@ def check_kind(kind: str, cp_size: int) -> None:
 
 
 def check_overlap(kind: str, *, overlap: bool) -> None:
-    """Checks that a kind of attention has exchanges of heads that overlap with its kernel.
+    """Checks that a kind of attention has exchanges that overlap with its kernel, if they are asked to.
 
     Raises:
         ConfigError: it has none.
     """
-    if overlap and kind != "ulysses":
-        raise ConfigError(
-            f"--ulysses-overlap needs attention ulysses, not {kind!r}: use attention ulysses, or omit the option"
-        )
+    if overlap and kind not in ("ulysses", "gather"):
+        raise ConfigError(f"--overlap needs attention ulysses or gather, not {kind!r}: use one of them, or omit it")
 
 
 def check_head_stride(kind: str, head_stride: int) -> None:
@@ -221,9 +220,17 @@ def check_heads(
             f"attention {kind} deals num_heads {num_heads} over {axes} = {degree} ranks, which does not divide: "
             f"take a degree of {fits}, heads in a multiple of {degree}{other}"
         )
-    if overlap and degree > 1:
+    if overlap and kind == "ulysses" and degree > 1:
         list_pieces(num_heads, num_kv_heads, degree)
     own = repeated_kv_heads(num_kv_heads, degree) // degree
+    if overlap and kind == "gather" and ring_degree == 1 < degree:
+        raise ConfigError("--overlap with attention gather needs keys to gather, and ring is 1: use attention ulysses")
+    if overlap and kind == "gather" and ring_degree > 1 and own < max(PIECES, head_stride + 1):
+        raise ConfigError(
+            f"--overlap gathers some key heads while others are attended to; {num_kv_heads} key heads over "
+            f"ulysses_degree {degree} are {own} on each rank, and --head-stride is {head_stride}: lower "
+            "ulysses_degree or --head-stride, or omit --overlap"
+        )
     if head_stride > own:
         raise ConfigError(
             f"--head-stride is {head_stride}; {num_kv_heads} key heads over ulysses_degree {degree} are {own} on each "

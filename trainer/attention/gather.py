@@ -9,7 +9,10 @@ tokens first, each with its key and its value: x_L2KD.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import needed_blocks
-from preshard.trainer.attention.heads import OverlapPlan, gather_heads, scatter_heads
+from preshard.trainer.attention.heads import PIECES, OverlapPlan, gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import identity
@@ -36,12 +39,16 @@ Exchange = Literal["all", "needed"]
 
 KeysAndValues = tuple[Tensor, Tensor]
 
+Arrival = Callable[[], KeysAndValues]
+"""Waits for what is on its way, and gives it. Called once, and then let go: it holds what was sent."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatherPlan:
     """What one batch needs besides the values: which keys arrive, and their tiles with this rank's queries.
 
-    ``head_stride`` is the number of key heads that arrive at a time; 0 is all.
+    ``head_stride`` is the number of key heads that arrive at a time; 0 is all. With ``overlap`` as many travel while
+    they are attended to, and 0 is half of them.
     """
 
     cp: ContextParallel
@@ -49,6 +56,7 @@ class GatherPlan:
     exchange: KeyExchange
     gathered: Prepared
     head_stride: int = 0
+    overlap: bool = False
 
 
 def plan_gather(
@@ -58,6 +66,7 @@ def plan_gather(
     *,
     exchange: Exchange = "needed",
     head_stride: int = 0,
+    overlap: bool = False,
     kernel: Kernel,
 ) -> GatherPlan:
     """Decides what is sent to whom, and lists the tiles.
@@ -66,6 +75,7 @@ def plan_gather(
         exchange: ``all`` gathers every key; ``needed`` only those in blocks that a rank's queries see.
         head_stride: key heads of a rank that are gathered at a time, at most all that it has; 0 is all. A ring of one
             rank gathers nothing and takes all.
+        overlap: gather the next of them while some are attended to.
 
     Raises:
         LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
@@ -73,8 +83,9 @@ def plan_gather(
     keys = plan_exchange(exchange, layout, mask, cp)
     queries = mask.at(slice_positions(layout.runs, cp.ring_rank))
     tiles = kernel.prepare(queries, mask.at(keys.positions))
-    stride = 0 if cp.ring_group is None else head_stride
-    return GatherPlan(cp=cp, kernel=kernel, exchange=keys, gathered=tiles, head_stride=stride)
+    alone = cp.ring_group is None
+    stride, overlap = 0 if alone else head_stride, overlap and not alone
+    return GatherPlan(cp=cp, kernel=kernel, exchange=keys, gathered=tiles, head_stride=stride, overlap=overlap)
 
 
 def gather_attention(
@@ -90,7 +101,8 @@ def gather_attention(
     Gathering all keys is the context parallelism of Llama 3 (Grattafiori et al. 2024, section 3.3.2). The gathered keys
     are dropped after the forward and gathered again in the backward, so what is kept between the two does not grow with
     the number of ranks. With a Ulysses axis, heads are dealt along it first. With ``plan.head_stride`` only the keys of
-    some heads are there at a time, and each turn has messages and kernel calls of its own.
+    some heads are there at a time, and each turn has messages and kernel calls of its own. With ``plan.overlap`` the
+    keys of the next turn travel meanwhile, and so do gradients of the one before.
     """
     cp = plan.cp
     q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
@@ -106,8 +118,8 @@ class _Turn:
     queries: slice
 
 
-def _list_turns(num_heads: int, num_kv_heads: int, stride: int) -> list[_Turn]:
-    shared, step = num_heads // num_kv_heads, stride or num_kv_heads
+def _list_turns(num_heads: int, num_kv_heads: int, plan: GatherPlan) -> list[_Turn]:
+    shared, step = num_heads // num_kv_heads, plan.head_stride or -(-num_kv_heads // (PIECES if plan.overlap else 1))
     ends = [(first, min(first + step, num_kv_heads)) for first in range(0, num_kv_heads, step)]
     return [_Turn(keys=slice(a, b), queries=slice(a * shared, b * shared)) for a, b in ends]
 
@@ -127,16 +139,16 @@ class _GatherCall:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: GatherPlan) -> Tensor:
-        turns = _list_turns(len(q), len(k), plan.head_stride)
+        turns = _list_turns(len(q), len(k), plan)
 
         def compute() -> tuple[Tensor, tuple[Tensor, ...], list[_GatherCall]]:
             out: Tensor | None = None
             kept: list[Tensor] = []
             calls = []
-            for turn in turns:
-                given = (q[turn.queries], *plan.exchange.gather(k[turn.keys], v[turn.keys]), _own(sinks, turn))
+            for turn, keys in _arriving(plan, turns, k, v):
+                given = (q[turn.queries], *keys, _own(sinks, turn))
                 part, saved, backward = compute_rows(plan.kernel, plan.gathered, *given)
-                del given  # before the next turn's keys arrive
+                del given, keys  # before the next turn's keys arrive
                 copied = [len(turns) > 1 and identity(x) == identity(part) for x in saved]
                 places = tuple(
                     (x.size(), x.stride()) if of_out else None for x, of_out in zip(saved, copied, strict=True)
@@ -159,20 +171,36 @@ class _Gather(torch.autograd.Function):
         plan: GatherPlan = ctx.plan
         kept, dsinks = iter(saved), []
         whole_dq = whole_dk = whole_dv = None
-        for turn, call in zip(ctx.turns, ctx.calls, strict=True):
+        returning: deque[tuple[slice, Arrival]] = deque()
+        calls = iter(ctx.calls)
+        for turn, keys in _arriving(plan, ctx.turns, k, v):
+            call = next(calls)
             again = tuple(next(kept) if place is None else _copied(out[turn.queries], *place) for place in call.saved)
-            inputs = (q[turn.queries], *plan.exchange.gather(k[turn.keys], v[turn.keys]), _own(sinks, turn))
+            inputs = (q[turn.queries], *keys, _own(sinks, turn))
             dq, dk, dv, dsink = differentiate_rows(grads[0][turn.queries], inputs, again, call.backward)
-            del inputs, again  # what was gathered, and later its gradients, are the largest tensors of a layer
+            del inputs, again, keys  # what was gathered, and later its gradients, are the largest tensors of a layer
             sent = _message(dk, dv)
             del dk, dv
-            dk, dv = plan.exchange.give_back(sent)
+            returning.append((turn.keys, plan.exchange.give_back(sent, async_op=plan.overlap)))
             del sent
+            while len(returning) > (plan.overlap and turn is not ctx.turns[-1]):
+                heads, arrive = returning.popleft()
+                dk, dv = arrive()
+                whole_dk, whole_dv = _placed(whole_dk, heads, dk, like=k), _placed(whole_dv, heads, dv, like=v)
+                del arrive, dk, dv
             whole_dq = _placed(whole_dq, turn.queries, dq, like=q)
-            whole_dk, whole_dv = _placed(whole_dk, turn.keys, dk, like=k), _placed(whole_dv, turn.keys, dv, like=v)
             dsinks += [] if dsink is None else [dsink.to(sinks.dtype)]
-            del dq, dk, dv
+            del dq
         return whole_dq, whole_dk, whole_dv, torch.cat(dsinks) if dsinks else None, None
+
+
+def _arriving(plan: GatherPlan, turns: list[_Turn], k: Tensor, v: Tensor) -> Iterator[tuple[_Turn, KeysAndValues]]:
+    """Each turn with its keys. If they overlap, the next turn's are on their way by then."""
+    coming: deque[Arrival] = deque()
+    for number, turn in enumerate(turns):
+        for next_one in turns[number + len(coming) : number + 1 + plan.overlap]:
+            coming.append(plan.exchange.gather(k[next_one.keys], v[next_one.keys], async_op=plan.overlap))
+        yield turn, coming.popleft()()
 
 
 def _own(sinks: Tensor | None, turn: _Turn) -> Tensor | None:
@@ -200,11 +228,13 @@ class KeyExchange(Protocol):
         """Natural positions of the gathered tokens."""
         ...
 
-    def gather(self, k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"]) -> KeysAndValues:
+    def gather(
+        self, k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"], *, async_op: bool = False
+    ) -> Arrival:
         """The keys and values that this rank gets from all ranks, ``[K, T, D]``."""
         ...
 
-    def give_back(self, sent_T2KD: Float[Tensor, "T 2 K D"]) -> KeysAndValues:
+    def give_back(self, sent_T2KD: Float[Tensor, "T 2 K D"], *, async_op: bool = False) -> Arrival:
         """``[K, L, D]``: all ranks' gradients of this rank's tokens, added in rank order, so that they never differ."""
         ...
 
@@ -252,11 +282,11 @@ class NoExchange:
 
     positions: Int64[np.ndarray, "T"]
 
-    def gather(self, k_KLD: Tensor, v_KLD: Tensor) -> KeysAndValues:
-        return k_KLD, v_KLD
+    def gather(self, k_KLD: Tensor, v_KLD: Tensor, *, async_op: bool = False) -> Arrival:  # noqa: ARG002
+        return lambda: (k_KLD, v_KLD)
 
-    def give_back(self, sent_T2KD: Tensor) -> KeysAndValues:
-        return _opened(sent_T2KD)
+    def give_back(self, sent_T2KD: Tensor, *, async_op: bool = False) -> Arrival:  # noqa: ARG002
+        return lambda: _opened(sent_T2KD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,19 +297,23 @@ class _AllExchange:
     degree: int
     group: dist.ProcessGroup
 
-    def gather(self, k_KLD: Tensor, v_KLD: Tensor) -> KeysAndValues:
+    def gather(self, k_KLD: Tensor, v_KLD: Tensor, *, async_op: bool = False) -> Arrival:
         sent = _message(k_KLD, v_KLD)
         received = sent.new_empty(self.degree * len(sent), *sent.shape[1:])
-        all_gather_single(received, sent, self.group)
-        return _opened(received)
+        work = all_gather_single(received, sent, self.group, async_op=async_op)
+        return _arrival(work, sent, partial(_opened, received))
 
-    def give_back(self, sent_T2KD: Tensor) -> KeysAndValues:
+    def give_back(self, sent_T2KD: Tensor, *, async_op: bool = False) -> Arrival:
         received = torch.empty_like(sent_T2KD)
-        dist.all_to_all_single(received, sent_T2KD, group=self.group)
-        first, *others = received.chunk(self.degree)
-        for other in others:
-            first += other
-        return _opened(first)
+        work = dist.all_to_all_single(received, sent_T2KD, group=self.group, async_op=async_op)
+
+        def add() -> KeysAndValues:
+            first, *others = received.chunk(self.degree)
+            for other in others:
+                first += other
+            return _opened(first)
+
+        return _arrival(work, sent_T2KD, add)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,25 +329,40 @@ class _NeededExchange:
     slice_len: int
     group: dist.ProcessGroup
 
-    def gather(self, k_KLD: Tensor, v_KLD: Tensor) -> KeysAndValues:
+    def gather(self, k_KLD: Tensor, v_KLD: Tensor, *, async_op: bool = False) -> Arrival:
         tokens = _message(k_KLD, v_KLD)
         sent = tokens.index_select(0, torch.cat(self.sent))
         received = tokens.new_empty(sum(self.received_sizes), *tokens.shape[1:])
-        dist.all_to_all_single(received, sent, list(self.received_sizes), self._sent_sizes, group=self.group)
-        return _opened(received)
+        sizes = list(self.received_sizes), self._sent_sizes
+        work = dist.all_to_all_single(received, sent, *sizes, group=self.group, async_op=async_op)
+        return _arrival(work, sent, partial(_opened, received))
 
-    def give_back(self, sent_T2KD: Tensor) -> KeysAndValues:
+    def give_back(self, sent_T2KD: Tensor, *, async_op: bool = False) -> Arrival:
         received = sent_T2KD.new_empty(sum(self._sent_sizes), *sent_T2KD.shape[1:])
-        dist.all_to_all_single(received, sent_T2KD, self._sent_sizes, list(self.received_sizes), group=self.group)
-        total = sent_T2KD.new_zeros(self.slice_len, *sent_T2KD.shape[1:])
-        for index, part in zip(self.sent, received.split(self._sent_sizes), strict=True):
-            # A rank gets each token at most once, so additions happen in rank order.
-            total.index_add_(0, index, part)
-        return _opened(total)
+        sizes = self._sent_sizes, list(self.received_sizes)
+        work = dist.all_to_all_single(received, sent_T2KD, *sizes, group=self.group, async_op=async_op)
+
+        def add() -> KeysAndValues:
+            total = received.new_zeros(self.slice_len, *received.shape[1:])
+            for index, part in zip(self.sent, received.split(self._sent_sizes), strict=True):
+                # A rank gets each token at most once, so additions happen in rank order.
+                total.index_add_(0, index, part)
+            return _opened(total)
+
+        return _arrival(work, sent_T2KD, add)
 
     @property
     def _sent_sizes(self) -> list[int]:
         return [len(index) for index in self.sent]
+
+
+def _arrival(work: dist.Work | None, sent: Tensor, result: Arrival) -> Arrival:
+    def arrive(_sent: Tensor = sent) -> KeysAndValues:  # the sent memory must stay alive until the transfer has ended
+        if work is not None:
+            work.wait()
+        return result()
+
+    return arrive
 
 
 def _message(k_KLD: Tensor, v_KLD: Tensor) -> Float[Tensor, "L 2 K D"]:

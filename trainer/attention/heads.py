@@ -121,7 +121,8 @@ def gather_heads(
 
 
 PIECES = 2
-"""Each piece is one more call of the kernel, with the same mask; with two, half of the exchange can hide."""
+"""Each piece is one more call of the kernel, with the same mask, at whose end most of a device waits for its longest
+row. With two, half of the exchange can hide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ def list_pieces(num_heads: int, num_kv_heads: int, degree: int) -> list[Piece]:
     heads, kv_heads = num_heads // degree, repeated_kv_heads(num_kv_heads, degree) // degree
     if heads < PIECES:
         raise ConfigError(
-            f"--ulysses-overlap computes a rank's heads in {PIECES} pieces; {num_heads} heads on {degree} ranks are "
+            f"--overlap computes a rank's heads in {PIECES} pieces; {num_heads} heads on {degree} ranks are "
             f"{heads} on each: take a Ulysses degree of at most {num_heads // PIECES}, or leave the option out"
         )
     shared = heads // kv_heads

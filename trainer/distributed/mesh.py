@@ -239,9 +239,12 @@ ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all
 """torch 2.13 has the new name, and warns on every call of the old one."""
 
 
-def all_gather_single(received: Tensor, sent: Tensor, group: dist.ProcessGroup) -> None:
-    """Joins equal parts of all ranks of a group in ``received``, in rank order."""
-    getattr(dist, ALL_GATHER)(received, sent, group=group)
+def all_gather_single(
+    received: Tensor, sent: Tensor, group: dist.ProcessGroup, *, async_op: bool = False
+) -> dist.Work | None:
+    """Joins equal parts of all ranks of a group in ``received``, in rank order. What is returned waits for them."""
+    work: dist.Work | None = getattr(dist, ALL_GATHER)(received, sent, group=group, async_op=async_op)
+    return work
 
 
 ANY_ORDER = "sort_ranks" in inspect.signature(dist.new_group).parameters

@@ -123,7 +123,7 @@ class PackedModel(nn.Module):
             attention: one of ``preshard.trainer.attention.KINDS``.
             features: one of ``preshard.trainer.models.features.WAYS``.
             exchange: which keys the attention ``gather`` moves.
-            overlap: of the attention ``ulysses``: exchange one half of the heads while the other is computed.
+            overlap: of the attentions ``ulysses`` and ``gather``: exchange some heads while others are computed.
             head_stride: of the attention ``gather``: key heads of a rank that are gathered at a time; 0 is all.
             per_token: return the cross entropy of each of ``batch.loss_tokens`` instead, without weights.
             return_dict: give what would be returned as the ``loss`` of an output of ``transformers``.

@@ -47,8 +47,14 @@ def test_overlap_needs_heads_to_overlap() -> None:
     """Fails when an option has no effect without a word, or the first step finds out that there is one head."""
     check_heads("ulysses", 8, 2, ulysses_degree=4, ring_degree=1, overlap=True)
     check_heads("ulysses", 1, 1, ulysses_degree=1, ring_degree=1, overlap=True)
-    with pytest.raises(ConfigError, match="--ulysses-overlap needs attention ulysses, not 'gather'"):
+    check_heads("gather", 8, 4, ulysses_degree=2, ring_degree=2, head_stride=1, overlap=True)
+    with pytest.raises(ConfigError, match="--overlap needs attention ulysses or gather, not 'ring'"):
+        check_heads("ring", 8, 2, ulysses_degree=1, ring_degree=4, overlap=True)
+    with pytest.raises(ConfigError, match="needs keys to gather, and ring is 1: use attention ulysses"):
         check_heads("gather", 8, 2, ulysses_degree=4, ring_degree=1, overlap=True)
+    for stride, degree, own in ((2, 2, 2), (0, 4, 1)):
+        with pytest.raises(ConfigError, match=f"are {own} on each rank, and --head-stride is {stride}: lower"):
+            check_heads("gather", 8, 4, ulysses_degree=degree, ring_degree=2, head_stride=stride, overlap=True)
     with pytest.raises(ConfigError, match="8 heads on 8 ranks are 1 on each: take a Ulysses degree of at most 4"):
         check_heads("ulysses", 8, 2, ulysses_degree=4, ring_degree=2, overlap=True)
 

@@ -22,6 +22,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("gather", {"exchange": "all"}),
     ("ulysses", {}),
     ("ulysses", {"overlap": True}),
+    ("gather", {"overlap": True}),
 ]
 TOKENS = [(0, 0, -1)] * 21 + [(0, 0, 3)] * 12 + [(0, 1, -1)] * 9 + [(-1, 0, -1)] * 6 + [(1, 0, -1)] * 48
 

@@ -62,6 +62,7 @@ def _count_calls(monkeypatch: pytest.MonkeyPatch, holder: type, name: str, calls
 KINDS: list[tuple[str, dict[str, Any], int, int]] = [
     ("gather", {}, 1, 2),
     ("gather", {"head_stride": 1}, 1, 2),
+    ("gather", {"overlap": True}, 1, 2),
     ("ulysses", {}, 2, 1),
     ("ulysses", {"overlap": True}, 2, 1),
     ("ring", {}, 1, 2),

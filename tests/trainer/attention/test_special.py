@@ -177,7 +177,7 @@ class Noting(FlashCPU):
         return super().whole(*args)
 
 
-def events_on_a_rank(mesh: Mesh, fields: dict[str, Any]) -> list[str]:
+def events_on_a_rank(mesh: Mesh, fields: dict[str, Any], kind: str) -> list[str]:
     """When messages start and kernels run, in a forward."""
     events: list[str] = []
     send = dist.all_to_all_single
@@ -187,20 +187,28 @@ def events_on_a_rank(mesh: Mesh, fields: dict[str, Any]) -> list[str]:
         return send(*args, **kwargs)
 
     mask = MaskTensors.from_arrays(fields["mask"])
-    attend = bind("ulysses", fields["layout"], mask, mesh.cp, overlap=True, kernel=Noting(events))
+    attend = bind(kind, fields["layout"], mask, mesh.cp, overlap=True, kernel=Noting(events))
     with mock.patch.object(dist, "all_to_all_single", note):
         attend(*(torch.ones(n, len(mask) // mesh.cp.cp_size, 8) for n in (8, 2, 2)))
     return events
 
 
+@pytest.mark.parametrize(
+    ("kind", "degrees", "wanted"),
+    [
+        ("ulysses", {"ulysses": 2}, "send send compute send compute send"),
+        ("gather", {"ring": 2}, "send send compute compute"),
+    ],
+)
 def test_the_next_exchange_is_under_way_while_a_piece_is_computed(
-    make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
+    kind: str, degrees: dict[str, int], wanted: str, make_mask: Any, make_layout: Any, make_case: Any, gloo_pool: Any
 ) -> None:
     """Fails when a piece's exchange starts only after the one before was computed, so that nothing overlaps."""
     mask = make_mask(text(64))
-    case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 1), ulysses=2)
-    for events in gloo_pool.run(events_on_a_rank, vars(case), ulysses=2):
-        assert events == ["send", "send", "compute", "send", "compute", "send"]
+    layout = make_layout(mask, "zigzag", degrees.get("ring", 1))
+    case = make_case(mask=mask, layout=layout, ulysses=degrees.get("ulysses", 1))
+    for events in gloo_pool.run(events_on_a_rank, vars(case), kind, **degrees):
+        assert events == wanted.split()
 
 
 def test_a_pack_of_padding_overlaps(make_mask: Any, make_layout: Any, make_case: Any, attend_in_processes: Any) -> None:

@@ -28,9 +28,9 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
         sent[0] += (len(data) - sizes[dist.get_group_rank(group, dist.get_rank())]) * data[:1].nbytes
         return all_to_all(out, data, out_sizes, in_sizes, group=group, async_op=async_op)
 
-    def count_all_gather(out: Any, data: Any, group: Any = None) -> None:
+    def count_all_gather(out: Any, data: Any, group: Any = None, async_op: bool = False) -> Any:
         sent[0] += data.nbytes * (dist.get_world_size(group) - 1)
-        all_gather(out, data, group=group)
+        return all_gather(out, data, group=group, async_op=async_op)
 
     def count_p2p(operations: list[Any]) -> Any:
         sent[0] += sum(operation.tensor.nbytes for operation in operations if operation.op is dist.isend)
@@ -84,14 +84,16 @@ def test_bytes_of_each_kind(sent: Any) -> None:
     ring = 4
     slice_of_keys = keys // ring
     assert sent("ring", 1, ring) == [(2 * (ring - 1) * slice_of_keys, (2 + 4) * (ring - 1) * slice_of_keys)] * ring
-    assert (
-        sent("gather", 1, ring, exchange="all")
-        == [(2 * (ring - 1) * slice_of_keys, (2 + 4) * (ring - 1) * slice_of_keys)] * ring
-    )
+    for overlap in (False, True):
+        assert (
+            sent("gather", 1, ring, exchange="all", overlap=overlap)
+            == [(2 * (ring - 1) * slice_of_keys, (2 + 4) * (ring - 1) * slice_of_keys)] * ring
+        )
     # Under a causal mask rank s sends its keys to the ranks behind it, and gets gradients back.
     assert sent("gather", 1, ring) == [
         (2 * (ring - 1 - s) * slice_of_keys, (2 * (ring - 1 - s) + 4 * s) * slice_of_keys) for s in range(ring)
     ]
+    assert sent("gather", 1, ring, overlap=True) == sent("gather", 1, ring)
     there_and_back = 2 * (2 * queries + 2 * keys) * 3 // 4 // 4  # two key heads on four ranks are sent twice
     assert sent("ulysses", 4, 1) == [(there_and_back, there_and_back)] * 4
     assert sent("ulysses", 4, 1, overlap=True) == [(there_and_back, there_and_back)] * 4

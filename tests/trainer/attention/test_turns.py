@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
+from threading import get_ident
 from typing import Any
 from unittest import mock
 
@@ -20,7 +22,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import SCHEMES
 from preshard.schemas.sequence import dense_mask
 from preshard.trainer.attention import KINDS, bind, check_heads, reference_attention
-from preshard.trainer.attention.gather import GatherPlan, _NeededExchange, gather_attention
+from preshard.trainer.attention.gather import _arrival
 from preshard.trainer.attention.kept import BlockResults
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
@@ -52,12 +54,15 @@ def test_turns_are_the_reference(
     assert np.triu(allowed, 1).any()
     assert (allowed != dense_mask(mask)).any() == (window is not None)
     strides = [{"head_stride": 2}, {"head_stride": 1}, {"head_stride": 2, "exchange": "all"}]
+    strides += [{**way, "overlap": True} for way in strides] + [{"overlap": True}]
     right, listed = expected(case), []
     with mock.patch("preshard.trainer.attention.gather._list_turns", side_effect=_noted(listed)):
         found = attend(case, [("gather", options) for options in (*strides, {})])
     assert max(listed) > 1 == min(listed)
     for ours in found:
         assert_same(ours, right)
+    for ours, ahead in zip(found[:3], found[3:6], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, ahead, strict=True))
 
 
 def _noted(numbers: list[int]) -> Any:
@@ -82,7 +87,7 @@ def test_sinks_are_those_of_the_turns_heads(kernel: Any, make_mask: Any, make_la
         mine = torch.from_numpy(case.slices()[cp.cp_rank])
         q, k, v, dout = (x[:, mine] for x in case.inputs())
         given = [x.clone().requires_grad_() for x in (q, k, v, logits)]
-        attend = bind("gather", case.layout, case.tensors, cp, head_stride=2, kernel=kernel())
+        attend = bind("gather", case.layout, case.tensors, cp, head_stride=2, overlap=True, kernel=kernel())
         out = attend(*given[:3], sinks=given[3])
         return mine, out.detach(), *torch.autograd.grad(out, given, dout)
 
@@ -158,48 +163,47 @@ def test_what_is_kept_of_a_block_is_one_output(kernel: Any, make_mask: Any, make
     assert [size for sizes in kept.values() for size in sizes] == [8 * rows * numbers] * 4
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("stride", "turns"), [(0, 1), (4, 1), (3, 2), (2, 2), (1, 4)])
 def test_gathered_keys_fall_by_the_stride(
-    stride: int, turns: int, make_mask: Any, make_layout: Any, make_case: Any
+    stride: int, turns: int, overlap: bool, make_mask: Any, make_layout: Any, make_case: Any
 ) -> None:
-    """Fails when keys of one turn are still there when those of the next arrive, forward or backward, or gradients of
-    more heads than a turn's are sent together.
+    """Fails when keys of one turn are still there when those of the next arrive, or with overlap of the one after,
+    forward or backward; or gradients of more heads than a turn's are sent together.
     """
     mask = make_mask([(0, 0, -1)] * 128)
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 4), heads=8, kv_heads=4)
     alive: dict[int, list[tuple[StorageWeakRef, int]]] = defaultdict(list)
     peak, sent, gathered = defaultdict(int), defaultdict(int), defaultdict(int)
-    gather, give_back = _NeededExchange.gather, _NeededExchange.give_back
 
-    def noted(self: Any, k: Any, v: Any) -> Any:
-        found = gather(self, k, v)
-        storage = found[0].untyped_storage()
-        assert storage._cdata == found[1].untyped_storage()._cdata
-        alive[id(self)].append((StorageWeakRef(storage), storage.nbytes()))
-        now = sum(size for there, size in alive[id(self)] if not there.expired())
-        peak[id(self)], gathered[id(self)] = max(peak[id(self)], now), gathered[id(self)] + storage.nbytes()
-        return found
-
-    def given_back(self: Any, gradients: Any) -> Any:
-        sent[id(self)] = max(sent[id(self)], gradients.nbytes)
-        return give_back(self, gradients)
+    def noted(work: Any, message: Any, result: Any) -> Any:
+        here = get_ident()
+        assert (work is not None) == overlap
+        if not isinstance(result, partial):  # gradients, which are added up
+            sent[here] = max(sent[here], message.nbytes)
+            return _arrival(work, message, result)
+        storage = result.args[0].untyped_storage()
+        alive[here].append((StorageWeakRef(storage), storage.nbytes()))
+        now = sum(size for there, size in alive[here] if not there.expired())
+        peak[here], gathered[here] = max(peak[here], now), gathered[here] + storage.nbytes()
+        return _arrival(work, message, result)
 
     def on_rank(cp: ContextParallel) -> tuple[int, int, int, int]:
-        attend = bind("gather", case.layout, case.tensors, cp, head_stride=stride)
-        plan: GatherPlan = attend.keywords["plan"]  # type: ignore[attr-defined]
+        attend = bind("gather", case.layout, case.tensors, cp, head_stride=stride, overlap=overlap)
         mine = torch.from_numpy(case.slices()[cp.cp_rank])
         q, k, v = (x[:, mine].requires_grad_() for x in case.inputs()[:3])
-        gather_attention(q, k, v, plan).sum().backward()
-        here = id(plan.exchange)
+        attend(q, k, v).sum().backward()
+        here = get_ident()
         return len(alive[here]), peak[here], sent[here], gathered[here]
 
-    with mock.patch.multiple(_NeededExchange, gather=noted, give_back=given_back):
+    with mock.patch("preshard.trainer.attention.gather._arrival", noted):
         found = run_ranks(1, 4, on_rank)
     for rank, counted in enumerate(found):
         tokens = 32 * (rank + 1)  # a causal mask: those of the ranks before, and its own
         whole = 2 * 4 * tokens * case.head_dim * 8
-        of_a_turn = whole * (stride or 4) // 4
-        assert counted == (2 * turns, of_a_turn, of_a_turn, 2 * whole)
+        of_a_turn = whole * min(stride or (2 if overlap else 4), 4) // 4
+        at_once = min(of_a_turn * (1 + overlap), whole)
+        assert counted == (2 * (turns if stride else whole // of_a_turn), at_once, of_a_turn, 2 * whole)
 
 
 def test_a_pack_of_padding_in_turns(make_mask: Any, make_layout: Any, make_case: Any, attend: Any) -> None:

@@ -100,7 +100,7 @@ class Case:
         if ranks * way.dp_shard * way.dp_replicate > MOST_RANKS or (self.kind == "ulysses" and ranks > HEADS):
             return False
         if way.overlap:  # a rank of four has one head, and nothing to overlap with
-            return self.kind == "ulysses" and ranks == 2
+            return (self.kind, self.split) == ("gather", "1x2") or (self.kind == "ulysses" and ranks == 2)
         return way.cp_fsdp == "all" or ranks > 1
 
     @property

@@ -98,7 +98,7 @@ def full_grid() -> list[Case]:
         Case(kind="ring", layout="zigzag", ulysses=1, ring=2, accumulate=2),
         Case(kind="ulysses", layout="contiguous", ulysses=2, ring=1, overlap=True),
         Case(kind="ulysses", layout="zigzag", ulysses=2, ring=2, overlap=True),
-        Case(kind="gather", layout="zigzag", ulysses=1, ring=2, head_stride=1),
+        Case(kind="gather", layout="zigzag", ulysses=1, ring=2, overlap=True, head_stride=1),
     ]
     grid += [
         Case(kind=kind, layout="zigzag", ulysses=2, ring=2, dp_shard=dp_shard, cp_fsdp=cp_fsdp)
@@ -150,7 +150,7 @@ def train_case(mesh: Mesh, of_case: dict[str, Any], of_all: dict[str, Any]) -> l
             "dp_shard": case.dp_shard,
             "accumulate": case.accumulate,
             "attention": case.kind,
-            "ulysses_overlap": case.overlap,
+            "overlap": case.overlap,
             "head_stride": case.head_stride,
             "cp_fsdp": case.cp_fsdp,
             "layout": case.layout,

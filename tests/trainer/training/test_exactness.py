@@ -19,7 +19,7 @@ FAST = [
     "ring/balanced_gather/u1r1d2",
     "ring/zigzag/u1r2d1a2",
     "ulysses/contiguous/u2r1d1-overlap",
-    "gather/zigzag/u1r2d1-stride1",
+    "gather/zigzag/u1r2d1-overlap-stride1",
     "gather/balanced_gather/u1r2d1",
 ]
 """Every kind and every layout, two packs per step at once and one after the other, and the options that move the same

@@ -162,6 +162,10 @@ SMALLER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain layers": ({"recompute": "full"}, {"recompute": "full", "compile": True}),
     "keys of a gather": ({"ring": 32, "logits_mib": 256}, {"ring": 32, "logits_mib": 256, "attention": "ring"}),
     "keys of a gather in turns": ({"ring": 32, "logits_mib": 256}, {"ring": 32, "logits_mib": 256, "head_stride": 4}),
+    "one turn of keys at a time": (
+        {"ring": 32, "logits_mib": 256, "head_stride": 4, "overlap": True},
+        {"ring": 32, "logits_mib": 256, "head_stride": 4},
+    ),
     "more ranks": ({}, {"ring": 16}),
 }
 

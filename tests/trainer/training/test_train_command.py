@@ -234,7 +234,7 @@ def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
 MISFITS = {
     "heads": (["--ulysses", "16"], 16, "num_heads 8 over ulysses_degree = 16 ranks, which does not divide"),
     "kind": (["--ring", "2", "--attention", "reference"], 2, "attention is 'reference' on 2 context-parallel ranks"),
-    "overlap": (["--ulysses-overlap"], 1, "--ulysses-overlap needs attention ulysses, not 'gather'"),
+    "overlap": (["--overlap", "--attention", "ring"], 1, "--overlap needs attention ulysses or gather, not 'ring'"),
     "scheme": (["--layout", "spiral"], 1, "layout is 'spiral'; the dataset was packed for contiguous, zigzag"),
     "degree": (
         ["--ring", "16", "--layout", "balanced_ring"],
