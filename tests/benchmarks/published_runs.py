@@ -95,9 +95,10 @@ def count(run: Run, folder: Path) -> float:
         (model / "config.json").write_text(json.dumps(config))
     ring, ulysses = split.get("ring", 1), split.get("ulysses", 1)
     layout = f"balanced_{'ring' if split.get('attention') == 'ring' else 'gather'}" if ring > 1 else "contiguous"
-    packs = packs.with_name(f"{packs.name}-{layout}{ring}-{ring * ulysses}")
+    at_a_time = split.get("dp_shard", 1)
+    packs = packs.with_name(f"{packs.name}-{layout}{ring}-{ring * ulysses}-{at_a_time}")
     if not (packs / "manifest.json").exists():
-        write_indexed(folder / f"{tokens}.bin", [[[5] * tokens]])
+        write_indexed(folder / f"{tokens}.bin", [[[5] * tokens]] * at_a_time)
         preshard.pack(
             folder / f"{tokens}.bin", packs, model=str(model), seq_len=tokens, cp_sizes=[ring * ulysses],
             ring_degrees=[ring], layouts=[layout], order={"window": 1}, executor="local", progress=False,

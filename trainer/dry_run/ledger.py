@@ -58,7 +58,6 @@ _PLACES = (
     ("/trainer/dry_run/device.py", "attention"),
     ("/trainer/attention/", "exchange"),
     ("/trainer/data/", "inputs"),
-    ("/trainer/device.py", "inputs"),
     ("/trainer/families/pictures.py", "inputs"),
     ("/torch/optim/", "optimizer"),
 )

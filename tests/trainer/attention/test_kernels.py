@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense_kernel import DenseKernel
+from dense_kernel import DenseKernel, DenseMask
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from preshard.schemas import layout
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.sequence import MaskArrays, dense_mask
 from preshard.trainer.attention import MaskTensors, reference_attention
@@ -161,12 +162,20 @@ def test_memory_does_not_grow_with_the_square() -> None:
     assert largest.numel <= max(seq_len * 4, 128 * (document + 128))
 
 
-def listed_in(counts: torch.Tensor, indices: torch.Tensor, n_columns: int, tile: tuple[int, int]) -> torch.Tensor:
-    """The pairs of a table's tiles, each as often as it is listed, as a kernel reads the table."""
-    found = torch.zeros(counts.shape[-1], n_columns, dtype=torch.int32)
-    for row, (count, columns) in enumerate(zip(counts[0, 0].tolist(), indices[0, 0], strict=True)):
-        found[row] += torch.bincount(columns[:count], minlength=n_columns)
-    return found.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
+def pairs_in_tables(made: BlockMask) -> list[torch.Tensor]:
+    """How often a kernel that reads the tables computes each pair: with those by queries, and with those by keys."""
+    lengths, tiles = made.shape[-2:], made.BLOCK_SIZE
+    sizes = [-(-length // tile) for length, tile in zip(lengths, tiles, strict=True)]
+    rule = made.mask_mod(*torch.zeros(2, 1, dtype=torch.int64), *np.ix_(*map(np.arange, lengths))).int()
+    tables, computed = made.as_tuple()[2:10], []
+    for by_key, pairs in enumerate((tables[:4], tables[4:])):
+        found = torch.zeros(2, *sizes[:: -1 if by_key else 1], dtype=torch.int32)
+        for of_kind, counts, indices in zip(found, pairs[::2], pairs[1::2], strict=True):
+            for place, (count, columns) in enumerate(zip(counts[0, 0].tolist(), indices[0, 0], strict=True)):
+                of_kind[place] += torch.bincount(columns[:count], minlength=of_kind.shape[1])
+        some, every = (found.mT if by_key else found).repeat_interleave(tiles[0], 1).repeat_interleave(tiles[1], 2)
+        computed.append(some[: lengths[0], : lengths[1]] * rule + every[: lengths[0], : lengths[1]])
+    return computed
 
 
 def test_flex_has_the_same_tiles(packs: Any) -> None:
@@ -185,22 +194,53 @@ def test_flex_has_the_same_tiles(packs: Any) -> None:
         assert (made.shape[-2:], made.BLOCK_SIZE) == (tuple(lengths), (tile, tile))
         rows, columns = (-(-length // tile) for length in lengths)
         allowed = torch.from_numpy(dense_mask(pack[0], *chosen, window=window)).int()
-        rule = made.mask_mod(*torch.zeros(2, 1, dtype=torch.int64), *np.ix_(*map(np.arange, lengths)))
-        assert torch.equal(rule.int(), allowed)
-        tables = made.as_tuple()[2:10]
-        for by_key, (n_partial, partial, n_full, full) in enumerate((tables[:4], tables[4:])):
-            across = rows if by_key else columns
-            some, every = (listed_in(*pair, across, (tile, tile)) for pair in ((n_partial, partial), (n_full, full)))
-            computed = [(pairs.T if by_key else pairs)[: lengths[0], : lengths[1]] for pairs in (some, every)]
-            assert torch.equal(computed[0] * allowed + computed[1], allowed), "each allowed pair once, and no other"
+        for by_key, pairs in enumerate(pairs_in_tables(made)):
+            assert torch.equal(pairs, allowed), "each allowed pair once, and no other"
+            partial, full = made.as_tuple()[3 + 4 * by_key : 7 + 4 * by_key : 2]
             assert partial.stride() == full.stride(), "torch 2.10 reads both with the strides of the first"
             assert partial.shape[-1] >= 2, "a width of 1 is another graph"
-            met["narrow"] += partial.shape[-1] < across
+            met["narrow"] += partial.shape[-1] < (rows if by_key else columns)
         met["full"] += int(tiles.n_full.sum())
         met["not square"] += rows != columns
 
     check()
     assert all(met.values()), met
+
+
+class TableKernel(DenseKernel):
+    """Computes the pairs that the GPU's kernel reads from its tables."""
+
+    def __init__(self, met: set[int]) -> None:
+        object.__setattr__(self, "met", met)
+
+    def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: object = None) -> DenseMask:  # noqa: ARG002
+        made = Flex().prepare(queries, keys).block_mask
+        self.met.add(made.BLOCK_SIZE[0])
+        by_query, by_key = pairs_in_tables(made)
+        assert torch.equal(by_query, by_key)
+        return DenseMask(allowed=by_query == 1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "ulysses", "window"), [("zigzag", 1, None), ("balanced_gather", 1, 400), ("random", 2, 400)]
+)
+def test_tiles_of_512_are_exact_in_every_kind(
+    scheme: str, ulysses: int, window: int | None, make_mask: Any, make_layout: Any, make_case: Any, attend: Any,
+    expected: Any, assert_same: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Fails when a part of a long pack, whose tables would be too large in tiles of 128, meets other pairs."""
+    for module in (layout, tiles_of):
+        monkeypatch.setattr(module, "MOST_TABLES", 150)
+    rows = [(0, 0, -1)] * 300 + [(0, 0, 3)] * 230 + [(0, 0, -1)] * 70 + [(0, 1, -1)] * 110 + [(0, 2, -1)] * 40
+    mask = make_mask([*rows, *[(-1, 0, -1)] * 50, *[(1, 0, -1)] * 736])
+    dealt = make_layout(mask, scheme, 2, edges=np.array([0, 800, 1536]))
+    case = make_case(mask=mask, layout=dealt, ulysses=ulysses, window=window, heads=2, kv_heads=1)
+    met: set[int] = set()
+    kinds = ["gather", "hybrid", *["ulysses"][: ulysses == 1]]
+    right = expected(case)
+    for ours in attend(case, [(kind, {"kernel": TableKernel(met)}) for kind in kinds]):
+        assert_same(ours, right)
+    assert met == {256, 512}
 
 
 @pytest.mark.parametrize(("kv_heads", "window", "softcap"), [(1, None, None), (4, 70, None), (2, 70, 0.7)])
