@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored import file_bytes
 
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
@@ -39,6 +38,7 @@ def test_a_ray_that_is_there_is_used(
     That one CPU does not wait for itself is what tests/cluster/test_head.py finds.
     """
     import ray
+    from stored import file_bytes  # not above: Ray's workers import this file, and find nothing of tests/support
 
     from preshard.packer_service.cli import main
 
@@ -129,6 +129,7 @@ def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
 ) -> None:
     """Fails when an interrupt ends in a traceback or waits for tasks, or leaves something that is taken for whole."""
     import ray
+    from stored import file_bytes
 
     out, environment = tmp_path / "out", {**os.environ}
     if moment != "starting Ray":  # no second Ray is started only to be used
