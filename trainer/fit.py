@@ -88,6 +88,7 @@ class Packs:
             key_heads=min(lcm(kv_heads, ulysses) / ulysses, at_once),
             tables=parts * table_bytes(own, self.seq_len / parts),
             in_parts=in_parts,
+            copied_heads=lcm(kv_heads, ulysses) - kv_heads,
         )
 
 

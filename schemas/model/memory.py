@@ -39,9 +39,13 @@ HIDDEN_SLOPES, INNER_SLOPES, VISION_SLOPES = 2, 3.5, 0.5
 """Gradients that a layer's backward pass has at once: multiples of the same widths; of the encoder, of what a layer
 keeps. As ``tests/benchmarks/dry_run.py`` counts them."""
 
-QUERIES_SLOPES, RING_SLOPES = 3, 4
-"""The same of the queries in attention, in the model's numbers beside one in those of sums; and those in numbers of
-sums that a ring has besides, whose kernel goes backward by one part of the keys at a time."""
+QUERIES_SLOPES, GATHER_SLOPES, COPY_SLOPES = 2.5, 3, 4
+"""The same in attention: of the queries; of a rank's own keys where others' are gathered, in numbers of sums; and of
+the copies of key heads that Ulysses deals to more ranks than there are: keys, values and the gradients of both."""
+
+RING_QUERIES, RING_SLOPES = 3, 5
+"""Of the queries in a ring, in the model's numbers and in those of sums: its kernel goes backward by one part of the
+keys at a time."""
 
 MOST_SUMMANDS = 8
 """Gradients of a weight that a compiled block has at once where its MLP takes tokens in tiles."""
@@ -63,6 +67,7 @@ class RankShare:
         patches, rows: of the vision encoder, and the rows of features that it makes of them.
         keys: tokens whose keys and values it holds while a layer is computed, its own included; 0 where none travel.
         key_heads: heads of these.
+        copied_heads: copies of key heads that Ulysses deals besides.
         tables: bytes of attention's tables of tiles, as ``preshard.schemas.layout.table_bytes`` has them for a call.
         in_parts: whether attention goes backward for one part of the keys at a time, as a ring does.
     """
@@ -74,6 +79,7 @@ class RankShare:
     key_heads: float
     tables: float = 0.0
     in_parts: bool = False
+    copied_heads: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +200,7 @@ class TrainingMemory:
         whole = number * (root + BLOCKS_GATHERED * block + block * trains.blocks) + staged
         summands = (min(self.mlp_tiles, MOST_SUMMANDS) - 1) * number * 3 * sizes.hidden * sizes.inner
         of_tiles = summands * self.compiled * trains.blocks
-        mlp, attention = (share.tokens * numbers for numbers in self._in_use(in_parts=share.in_parts))
+        mlp, attention = (share.tokens * numbers for numbers in self._in_use(share))
         keys = 2 * share.key_heads * sizes.head_dim * share.keys * max(number + summed, 2 * sums)
         last = sums * block * trains.blocks  # sums are there until the next ones are made: of the block before,
         first = max(sums * apart * trains.head, last)  # and before all blocks, of the output projection
@@ -241,7 +247,7 @@ class TrainingMemory:
         sizes, kept = self.sizes, self._widths()
         return kept.hidden * sizes.hidden + (kept.queries * sizes.heads + kept.keys * sizes.kv_heads) * sizes.head_dim
 
-    def _in_use(self, *, in_parts: bool) -> tuple[float, float]:
+    def _in_use(self, share: RankShare) -> tuple[float, float]:
         """Bytes of a token that the backward pass of a layer has besides: in its MLP or the norm before it, and in its
         attention, when half of the layer has gone backward.
         """
@@ -252,7 +258,11 @@ class TrainingMemory:
         norm = (kept.norm - kept.hidden / 4) * sizes.hidden
         gone = kept.hidden / 2 * sizes.hidden
         sums = self.sum_bytes / self.compute_bytes
-        own = (QUERIES_SLOPES + sums * (1 + RING_SLOPES * in_parts)) * sizes.heads * sizes.head_dim
+        if share.in_parts:
+            own = (RING_QUERIES + sums * RING_SLOPES) * sizes.heads
+        else:
+            own = QUERIES_SLOPES * sizes.heads + sums * GATHER_SLOPES * sizes.kv_heads * (share.keys > 0)
+        own = (own + COPY_SLOPES * share.copied_heads) * sizes.head_dim
         return (
             self.compute_bytes * (made + max(inner + slopes, norm)),
             self.compute_bytes * (made - gone + own + sizes.hidden),

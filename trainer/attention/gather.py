@@ -28,7 +28,7 @@ from preshard.schemas.sequence import needed_blocks
 from preshard.trainer.attention.heads import PIECES, OverlapPlan, gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
-from preshard.trainer.attention.kernels.whole import identity
+from preshard.trainer.attention.kernels.whole import accumulation_dtype, identity
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
 from preshard.trainer.device import to_device
@@ -53,7 +53,7 @@ class GatherPlan:
 
     cp: ContextParallel
     kernel: Kernel
-    exchange: KeyExchange
+    exchange: KeyExchange | NoExchange
     gathered: Prepared
     head_stride: int = 0
     overlap: bool = False
@@ -179,7 +179,13 @@ class _Gather(torch.autograd.Function):
             inputs = (q[turn.queries], *keys, _own(sinks, turn))
             dq, dk, dv, dsink = differentiate_rows(grads[0][turn.queries], inputs, again, call.backward)
             del inputs, again, keys  # what was gathered, and later its gradients, are the largest tensors of a layer
-            sent = _message(dk, dv)
+            whole_dq = _placed(whole_dq, turn.queries, dq, like=q)
+            dsinks += [] if dsink is None else [dsink.to(sinks.dtype)]
+            del dq
+            if isinstance(plan.exchange, NoExchange):
+                whole_dk, whole_dv = dk.to(k.dtype), dv.to(v.dtype)
+                continue
+            sent = _message(*(x.to(accumulation_dtype(x.dtype)) for x in (dk, dv)))
             del dk, dv
             returning.append((turn.keys, plan.exchange.give_back(sent, async_op=plan.overlap)))
             del sent
@@ -188,9 +194,6 @@ class _Gather(torch.autograd.Function):
                 dk, dv = arrive()
                 whole_dk, whole_dv = _placed(whole_dk, heads, dk, like=k), _placed(whole_dv, heads, dv, like=v)
                 del arrive, dk, dv
-            whole_dq = _placed(whole_dq, turn.queries, dq, like=q)
-            dsinks += [] if dsink is None else [dsink.to(sinks.dtype)]
-            del dq
         return whole_dq, whole_dk, whole_dv, torch.cat(dsinks) if dsinks else None, None
 
 
@@ -239,7 +242,9 @@ class KeyExchange(Protocol):
         ...
 
 
-def plan_exchange(exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp: ContextParallel) -> KeyExchange:
+def plan_exchange(
+    exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp: ContextParallel
+) -> KeyExchange | NoExchange:
     """Which tokens go where. It follows from the layout alone, so the ranks agree without a message.
 
     Raises:
@@ -284,9 +289,6 @@ class NoExchange:
 
     def gather(self, k_KLD: Tensor, v_KLD: Tensor, *, async_op: bool = False) -> Arrival:  # noqa: ARG002
         return lambda: (k_KLD, v_KLD)
-
-    def give_back(self, sent_T2KD: Tensor, *, async_op: bool = False) -> Arrival:  # noqa: ARG002
-        return lambda: _opened(sent_T2KD)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
+from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
 
 
@@ -99,11 +100,16 @@ def scatter_heads(
 
     Where there are fewer key heads than ranks, or they do not divide, each is sent more than once. Query head h still
     reads key head ``h // (H / K)``, and the gradients of the copies are added (Jacobs et al. 2023, DeepSpeed Ulysses).
+    Keys and values then have messages of their own: the copies of only one are in memory at a time.
     """
     if degree == 1 or group is None:
         return q_HLD, k_KLD, v_KLD
     copies = repeated_kv_heads(len(k_KLD), degree) // len(k_KLD)
-    parts = [q_HLD, k_KLD.repeat_interleave(copies, dim=0), v_KLD.repeat_interleave(copies, dim=0)]
+    if copies > 1:
+        q_GSD = exchange_for_heads(q_HLD, degree, group)
+        k_GSD, v_GSD = (exchange_for_heads(x.repeat_interleave(copies, dim=0), degree, group) for x in (k_KLD, v_KLD))
+        return q_GSD, k_GSD, v_GSD
+    parts = [q_HLD, k_KLD, v_KLD]
     sizes = [len(part) // degree for part in parts]
     by_rank = torch.cat([part.unflatten(0, (degree, size)) for part, size in zip(parts, sizes, strict=True)], dim=1)
     q_GSD, k_GSD, v_GSD = exchange_for_heads(by_rank.flatten(0, 1), degree, group).split(sizes)
@@ -233,6 +239,7 @@ class _Overlapped(torch.autograd.Function):
             inputs = (q_GSD, k_GSD, v_GSD, _of_piece(sinks, piece))
             dq, dk, dv, dpiece = differentiate_rows(dout_GSD, inputs, tuple(kept), call)
             dsinks += [] if dpiece is None else [dpiece.to(sinks.dtype)]
+            dk, dv = (x.to(accumulation_dtype(x.dtype)) for x in (dk, dv))
             so_far = (dk, dv) if so_far is None or piece.first_of_keys else (so_far[0] + dk, so_far[1] + dv)
             whole = [x.to(q_GSD.dtype) for x in so_far] if piece.last_of_keys else []
             returns.append(_Sent([_for_ranks(x, plan.degree) for x in (dq.to(q_GSD.dtype), *whole)], plan))

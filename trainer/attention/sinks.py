@@ -58,7 +58,7 @@ def compute_rows(
 def differentiate_rows(
     dout: Tensor, inputs: tuple[Tensor, Tensor, Tensor, Tensor | None], saved: tuple[Tensor, ...], backward: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and the sinks, if there are any, in the accumulation dtype.
+    """Gradients of q, k, v, in the dtype of ``Whole.backward``, and of the sinks, if there are any.
 
     Args:
         inputs: q, k, v and the sinks.
@@ -66,9 +66,8 @@ def differentiate_rows(
     """
     *qkv, sinks = inputs
     if backward is None:
-        dtype = accumulation_dtype(dout.dtype)
-        dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in qkv)
-        return dq, dk, dv, None if sinks is None else torch.zeros_like(sinks, dtype=dtype)
+        dq, dk, dv = map(torch.zeros_like, qkv)
+        return dq, dk, dv, None if sinks is None else torch.zeros_like(sinks, dtype=accumulation_dtype(dout.dtype))
     dout = dout.contiguous()
     dq, dk, dv = backward(dout, tuple(qkv), saved)
     if sinks is None:

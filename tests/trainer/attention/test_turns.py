@@ -16,6 +16,8 @@ from dense_kernel import DenseKernel
 from thread_ranks import run_ranks
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from preshard.schemas.errors import ConfigError
@@ -26,6 +28,7 @@ from preshard.trainer.attention.gather import _arrival
 from preshard.trainer.attention.kept import BlockResults
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models.memory import all_but_attention
 
@@ -124,6 +127,36 @@ class GraphKernel(FlashCPU):
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, tiles: Any) -> Whole:
         return whole_by_autograd(lambda *x: Fused.apply(*(y[None] for y in x), tiles)[0], q, k, v)
+
+
+class _LargeSums(TorchDispatchMode):
+    """Counts results in float32 of at least as many numbers as a tensor has."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least, self.found, self.calls = least, 0, 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        large = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.numel() >= self.least]
+        self.calls, self.found = self.calls + 1, self.found + sum(x.dtype == torch.float32 for x in large)
+        return out
+
+
+def test_gradients_that_no_rank_adds_to_stay_as_the_kernel_gives_them(make_mask: Any, make_layout: Any) -> None:
+    """Fails when a rank with all keys, as in Ulysses, holds its gradients in float32: 20 GB of 15 M tokens."""
+    arrays = make_mask(ROWS)
+    mask, layout = MaskTensors.from_arrays(arrays), make_layout(arrays, "contiguous", 1)
+    kernel = mock.Mock(wraps=FlashCPU())
+    native = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
+    kernel.whole = lambda q, k, v, _tiles: whole_by_autograd(lambda *x: native(*(y[None] for y in x))[0], q, k, v)
+    attend = bind("ulysses", layout, mask, ContextParallel(), kernel=kernel)
+    q, k, v = (torch.randn(heads, len(ROWS), 16, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
+    out = attend(q, k, v)
+    with _LargeSums(k.numel()) as sums:
+        out.backward(torch.ones_like(out))
+    assert sums.calls > 0
+    assert sums.found == 0
 
 
 @pytest.mark.parametrize("kernel", [FlashCPU, GraphKernel])

@@ -263,5 +263,5 @@ def test_patches_are_those_of_the_largest_pack(lessons: Path, options: Any) -> N
     patches = [sum(unit.patches for unit in batch.units) for batch in job.dataset]
     assert max(patches) > 0
     assert packs.share(job.config, 2).patches == max(patches)
-    names = {"tokens", "patches", "rows", "keys", "key_heads", "tables", "in_parts"}
+    names = {"tokens", "patches", "rows", "keys", "key_heads", "tables", "in_parts", "copied_heads"}
     assert asdict(packs.share(job.config, 2)).keys() == names

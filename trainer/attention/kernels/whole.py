@@ -38,7 +38,7 @@ class Whole:
         out: in q's dtype.
         saved: what ``backward`` needs besides the inputs; for ``save_for_backward``.
         backward: from the gradient of the output, the inputs and ``saved`` to the gradients of q, k and v, in the
-            accumulation dtype.
+            dtype that the kernel gives them: that of the inputs, or the accumulation dtype.
     """
 
     out: Float[Tensor, "H Q D"]
@@ -66,8 +66,7 @@ def whole_by_autograd(
         saved.inputs, saved.tensors = again, list(kept)
         try:
             torch.autograd.backward(edge, dout_HQD.to(q_dtype), inputs=[anchor])
-            dtype = accumulation_dtype(q_dtype)
-            dq, dk, dv = (gradient.to(dtype) for gradient in gradients)
+            dq, dk, dv = gradients
         finally:
             gradients.clear()
             saved.clear()

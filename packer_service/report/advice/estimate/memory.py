@@ -57,6 +57,7 @@ class MemoryEstimate:
             key_heads=head_stride or split.heads_on_the_way(self.sizes.kv_heads) / split.ulysses,
             tables=parts * table_bytes(self.seq_len / split.ring, self.seq_len / parts),
             in_parts=split.kind == "ring",
+            copied_heads=split.heads_on_the_way(self.sizes.kv_heads) - self.sizes.kv_heads,
         )
 
     def _keys(self, split: SplitChoice) -> float:
