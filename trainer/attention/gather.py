@@ -185,7 +185,7 @@ class _Gather(torch.autograd.Function):
             if isinstance(plan.exchange, NoExchange):
                 whole_dk, whole_dv = dk.to(k.dtype), dv.to(v.dtype)
                 continue
-            sent = _message(*(x.to(accumulation_dtype(x.dtype)) for x in (dk, dv)))
+            sent = _message(dk, dv, accumulation_dtype(dk.dtype))
             del dk, dv
             returning.append((turn.keys, plan.exchange.give_back(sent, async_op=plan.overlap)))
             del sent
@@ -367,8 +367,12 @@ def _arrival(work: dist.Work | None, sent: Tensor, result: Arrival) -> Arrival:
     return arrive
 
 
-def _message(k_KLD: Tensor, v_KLD: Tensor) -> Float[Tensor, "L 2 K D"]:
-    return torch.stack([k_KLD.transpose(0, 1), v_KLD.transpose(0, 1)], dim=1)
+def _message(k_KLD: Tensor, v_KLD: Tensor, dtype: torch.dtype | None = None) -> Float[Tensor, "L 2 K D"]:
+    """Both, in their dtype or another."""
+    n_heads, n_tokens, head_dim = k_KLD.shape
+    message = k_KLD.new_empty(n_tokens, 2, n_heads, head_dim, dtype=dtype or k_KLD.dtype)
+    message[:, 0], message[:, 1] = k_KLD.transpose(0, 1), v_KLD.transpose(0, 1)
+    return message
 
 
 def _opened(x_L2KD: Tensor) -> KeysAndValues:
