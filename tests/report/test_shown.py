@@ -20,8 +20,6 @@ from preshard.packer_service.report.document import (
 )
 
 TOKENS = ["<s>", "how", "<i>", ".", ".", "</i>", "so", "?", "yes", "!", "</s>"]
-LOSS = [9, 10]
-"""Tokens that are the label of the one before them, besides the first of them."""
 
 
 SIZES = [(28, 28)]

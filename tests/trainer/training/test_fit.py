@@ -83,7 +83,7 @@ def test_the_largest_moment_is_taken() -> None:
     many = fitting(131_072).estimate(settings(recompute="none", logits_mib=16_384)).parts
     assert many.logits == 16_384 * 151936 * (2 + 4) + (2 + 4) * HEAD
     wide = fitting(131_072).estimate(settings(recompute="full", ring=32, logits_mib=256)).parts
-    assert wide.keys == 2 * 8 * 128 * (2 + 4) * 131_072 + 16 * 32 * 1024
+    assert wide.keys == 2 * 8 * 128 * (2 + 2 + 4) * 131_072 + 16 * 32 * 1024
     seen = fitting(8_192, images=2_048).estimate(plain).parts
     assert seen.activations == 2 * (262_144 * 1152 * 20 * 1.5 + 65_536 * SIZES.vision_row)
 
@@ -189,8 +189,8 @@ def test_every_setting_that_saves_memory_is_counted(name: str) -> None:
         ({"recompute": "full", "ring": 4, "dp_shard": 2}, 393_216, 8, "take --mlp-tiles 8 --logits-mib 256"),
         ({"recompute": "full", "ring": 4, "dp_shard": 2}, 524_288, 8, "take --dp-shard 1 --ring 8"),
         ({"recompute": "full"}, 1_048_576, 8, "take --mlp-tiles 8 --logits-mib 256 --offload host"),
-        ({"recompute": "full"}, 917_504, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 4"),
-        ({"recompute": "full"}, 2_031_616, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 1 --offload host"),
+        ({"recompute": "full"}, 851_968, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 4"),
+        ({"recompute": "full"}, 1_769_472, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 1 --offload host"),
         ({"recompute": "full", "attention": "ring"}, 2_097_152, 8, "take --mlp-tiles 8 --logits-mib 256 --offload all"),
         ({"recompute": "full", "attention": "ring"}, 4_194_304, 8, "start 16 processes with --ring 16 --mlp-tiles 8"),
     ],
