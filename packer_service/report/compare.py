@@ -12,10 +12,10 @@ from preshard.packer_service.report.dataset import open_dataset, report_figures
 from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES, Better, Figure, shown
 from preshard.packer_service.report.records import (
     Balances,
+    DocumentLengths,
     Figures,
     ImageBalance,
     LayoutBalance,
-    Lengths,
     Losses,
     PlanFill,
     PlanReport,
@@ -136,7 +136,7 @@ def compared_side(
     losses: Losses,
     shares: Mapping[str, SourceShare],
     balances: Balances,
-    lengths: Lengths | None = None,
+    lengths: DocumentLengths | None = None,
     configuration: Mapping[str, Any] | None = None,
 ) -> ComparedSide:
     """What is compared of one dataset or plan.
@@ -177,7 +177,7 @@ def _contents(source_documents: int, documents: int, fill: PlanFill) -> Iterator
     yield "contents", "tokens of a pack", "tokens", fill.seq_len, None
 
 
-def _lengths(lengths: Lengths | None) -> Iterator[Entry]:
+def _lengths(lengths: DocumentLengths | None) -> Iterator[Entry]:
     if lengths is None or lengths.mean is None:
         return
     for percent, label in LENGTHS.items():
@@ -257,7 +257,10 @@ def _side(location: str) -> ComparedSide:
 
 
 def _of_report(
-    name: str, report: PlanReport, lengths: Lengths | None = None, configuration: dict[str, object] | None = None
+    name: str,
+    report: PlanReport,
+    lengths: DocumentLengths | None = None,
+    configuration: dict[str, object] | None = None,
 ) -> ComparedSide:
     return compared_side(
         without_secrets(name),

@@ -239,7 +239,7 @@ class Histograms(Figures):
     pack_documents: Histogram
 
 
-class Lengths(Figures):
+class DocumentLengths(Figures):
     """How long packed documents are, in tokens, every piece and copy counted."""
 
     percentiles: dict[int, int] = Field(description="Of some percents; empty without documents.")
@@ -251,7 +251,7 @@ class StoredFigures(PlanFill, Losses, Balances):
 
     sources: list[SourceTotals]
     histograms: Histograms
-    lengths: Lengths
+    lengths: DocumentLengths
 
 
 class PlanReport(PlanFill, Losses, Mixture, Balances):

@@ -19,9 +19,9 @@ from preshard.packer_service.report.fill import PlanTotals, fill_of
 from preshard.packer_service.report.losses import losses_of
 from preshard.packer_service.report.measures import all_balances
 from preshard.packer_service.report.records import (
+    DocumentLengths,
     Histogram,
     Histograms,
-    Lengths,
     Losses,
     SourceTotals,
     StoredFigures,
@@ -208,11 +208,11 @@ class DocumentSums:
         """Documents of a source that are packed, whole or in part: each has one first row, unless rows were lost."""
         return self._firsts[source] + len(self._left.get(source, ()))
 
-    def lengths(self) -> Lengths:
+    def lengths(self) -> DocumentLengths:
         """A percentile is the length of the document at this place in ascending order."""
         n, until = self.pieces.total(), np.cumsum(self._lengths)
         places = {percent: (n - 1) * percent // 100 for percent in PERCENTS if n}
-        return Lengths(
+        return DocumentLengths(
             percentiles={percent: int(np.searchsorted(until, at, side="right")) for percent, at in places.items()},
             mean=self._sums["length"] / n if n else None,
         )
