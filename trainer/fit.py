@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import lcm
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from preshard.schemas.model.memory import (
     TrainingMemory,
     Trains,
 )
+from preshard.trainer.attention.heads import repeated_kv_heads
 from preshard.trainer.config import DTYPES, TrainConfig, option
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.pack_index import PackTable
@@ -79,16 +79,17 @@ class Packs:
         in_parts = config.attention in ("ring", "hybrid") and ulysses < config.cp_size
         parts = config.cp_size // ulysses if in_parts else 1
         travelling = 2 * own if in_parts else self.seq_len
+        sent = repeated_kv_heads(kv_heads, ulysses)
         at_once = config.head_stride * (1 + config.overlap) or kv_heads  # two turns, where they overlap
         return RankShare(
             tokens=self.seq_len / config.cp_size,
             patches=float((patches * busiest).max()),
             rows=float((rows * busiest).max()),
             keys=0.0 if ulysses == config.cp_size else travelling,
-            key_heads=min(lcm(kv_heads, ulysses) / ulysses, at_once),
+            key_heads=min(sent / ulysses, at_once),
             tables=parts * table_bytes(own, self.seq_len / parts),
             in_parts=in_parts,
-            copied_heads=lcm(kv_heads, ulysses) - kv_heads,
+            copied_heads=sent - kv_heads,
         )
 
 
