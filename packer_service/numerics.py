@@ -30,6 +30,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         kernel = numba.njit(cache=True)(function)
     except RuntimeError:
         return numba.njit(function)
+    if numba.config.DISABLE_JIT:  # kernel is the function itself
+        return kernel
     stamp = _stamp_sources(function, kernel)
     kept = kernel._cache
     kept._cache_file = IndexDataCacheFile(kept.cache_path, f"{kept._impl.filename_base}.{stamp}", stamp)

@@ -20,7 +20,7 @@ from gloo_pool import GlooPool
 from half_demo import write_half
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
-from kinds import Guard, is_last_of_group, lies_in_process_folder, longest_first, mark
+from kinds import SLOW_ALONE, Guard, is_last_of_group, lies_in_process_folder, longest_first, mark
 from once import MadeOnce
 from PIL import Image
 
@@ -89,9 +89,12 @@ def pytest_collection() -> Iterator[Any]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups, and before tests are left out by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark(items)
+    config.stash[SLOW_ALONE] = {item.path for item in items} - {
+        item.path for item in items if not item.get_closest_marker("slow")
+    }
     if "PYTEST_XDIST_WORKER" in os.environ:
         longest_first(items)
 

@@ -29,6 +29,12 @@ def test_compiles_whether_or_not_a_cache_can_be_written(monkeypatch: pytest.Monk
     assert compiled(doubled)(21) == 42
 
 
+def test_loops_can_be_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when ``NUMBA_DISABLE_JIT=1``, under which Numba gives functions back as they are, ends every plan."""
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", True)
+    assert compiled(doubled) is doubled
+
+
 @pytest.mark.process
 def test_an_update_runs_nothing_that_it_replaces(tmp_path: Path) -> None:
     """Fails when a cached loop outlives what it calls, or the name of a type that it takes, in another file."""

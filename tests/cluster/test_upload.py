@@ -17,8 +17,8 @@ def test_what_is_uploaded_is_what_packs(
     machine: Machine, tiny_source: Path, options: list[str], wheel: Path, tmp_path: Path
 ) -> None:
     """Fails when Ray does not take the page's command, or what is uploaded misses a file of the packer's, needs the
-    project to be installed, or is megabytes of what packing does not need. That these files pack is what test_head.py
-    finds with the wheel; that a head runs the command, and that its workers find what was uploaded, test_submit.py.
+    project to be installed, does not pack with interpreted loops, or is megabytes of what packing does not need. That a
+    head runs the command, and that its workers find what was uploaded, test_submit.py.
     """
     assert machine.run([machine.python, "-P", "-c", "import preshard"]).returncode, "not from the upload"
     words = submitted(UPLOADING, tiny_source, tmp_path / "uploaded", options)
@@ -33,8 +33,13 @@ def test_what_is_uploaded_is_what_packs(
         packed = {name: whole.read(name) for name in ours}
     assert any(name.endswith("/job/pack.py") for name in packed)
     assert {name: (checkout / name).read_bytes() for name in packed if (checkout / name).is_file()} == packed
-    for module in ("preshard", "packer_service"):  # the folder's name works where it was uploaded, too
-        pack = [machine.python, "-m", module, "pack", "/nowhere", "--out", str(tmp_path / "out")]
-        assert machine.run(pack, checkout).stderr == "preshard: SOURCE /nowhere: no such file or folder\n"
+    source, out = tmp_path / "rows.jsonl", tmp_path / "out"
+    source.write_text('{"text": "one"}\n{"text": "two"}\n', encoding="utf-8")
+    # interpreted, as on nodes that test_submit.py starts; and the folder's name works where it was uploaded, too
+    for module, packed_from, status in (("preshard", str(source), 0), ("packer_service", "/nowhere", 2)):
+        ran = machine.run([machine.python, "-m", module, "pack", packed_from, "--out", str(out), *options], checkout)
+        assert ran.returncode == status, ran.stderr
+    assert ran.stderr == "preshard: SOURCE /nowhere: no such file or folder\n"
+    assert (out / "manifest.json").exists()
     once = [path.relative_to(checkout).as_posix() for path in checkout.rglob("errors.py")]
     assert once == ["preshard/schemas/errors.py"]

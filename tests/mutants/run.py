@@ -27,8 +27,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from draw import Mutant, drawn
+if TYPE_CHECKING:
+    from draw import Mutant
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -109,11 +111,11 @@ MEMORY = 8 << 30
 
 
 def main() -> None:
+    from draw import drawn  # needs cosmic-ray, which `make test` does not install
+
     options = _options()
     _equivalent()  # which may end the run, before it has started any test
-    if gone := [test for _, tests in ROOMS.values() for test in tests if not (CHECKOUT / test.split("::")[0]).exists()]:
-        sys.exit(f"ROOMS names tests that are gone: {', '.join(gone)}")
-    mutants = drawn(CHECKOUT, {room: _files(of) for room, (of, _) in ROOMS.items()}, options.count, options.seed)
+    mutants = drawn(CHECKOUT, _rooms(), options.count, options.seed)
     mutants = [mutant for mutant in mutants if mutant.room in (options.room or ROOMS)]
     outcomes = _logged(options.log, again=options.again)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -136,6 +138,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="leaves out the tests that testmon does not choose")
     parser.add_argument("--scratch", type=Path, help="a folder that keeps what tests reach and what is compiled")
     return parser.parse_args()
+
+
+def _rooms() -> dict[str, list[str]]:
+    """The files of each room. A list that is out of date ends the run."""
+    if gone := [test for _, tests in ROOMS.values() for test in tests if not (CHECKOUT / test.split("::")[0]).exists()]:
+        sys.exit(f"ROOMS names tests that are gone: {', '.join(gone)}")
+    return {room: _files(of) for room, (of, _) in ROOMS.items()}
 
 
 def _files(patterns: Sequence[str]) -> list[str]:
@@ -166,14 +175,30 @@ def _copy_tree(tree: Path) -> None:
 
 
 class Judge:
-    """Judges the mutants of one room in a copy of the tree."""
+    """Judges the mutants of one room in a copy of the tree.
+
+    Args:
+        scratch: has the copy, ``tree``, and takes what the tests say and reach.
+        room: whose mutants.
+        quick: whether only tests that testmon chooses are run.
+        tests: instead of the room's.
+        chosen: pytest's options by which testmon chooses.
+    """
 
     _seconds = itertools.count(time.time_ns() // 10**9, 2)
 
-    def __init__(self, scratch: Path, room: str, *, quick: bool) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        room: str,
+        *,
+        quick: bool,
+        tests: Sequence[str] | None = None,
+        chosen: Sequence[str] = CHOSEN,
+    ) -> None:
         self._tree, self._log, self._reached = scratch / "tree", scratch / "log", scratch / f"{room}.testmon"
-        self._tests, self._loops, self._quick = ROOMS[room][1], room in LOOPS, quick
-        self._chosen = (*CHOSEN, *(ALONE if self._loops else ()))
+        self._tests, self._loops, self._quick = tests or ROOMS[room][1], room in LOOPS, quick
+        self._chosen = (*chosen, *(ALONE if self._loops else ()))
         self._limit, before = WHOLE, _spent()
         if self._run(*self._chosen) not in (PASSED, NO_TESTS):
             sys.exit(f"tests of {room} fail without a mutant:\n{self._said()[-3000:]}")

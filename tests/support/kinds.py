@@ -82,6 +82,9 @@ FIRST = (
 )
 """Groups that take longest, in the order in which workers take them: the short ones fill the gaps at the end."""
 
+SLOW_ALONE: pytest.StashKey[set[Path]] = pytest.StashKey()
+"""Files, of those that were collected, whose tests are all slow."""
+
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system"}
 """Events of Python's audit hooks. What ``multiprocessing`` spawns raises none, and is heard where it does so."""
 

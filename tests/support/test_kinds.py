@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kinds import FIRST, PROCESS_FOLDERS, Guard, group_of
+from kinds import FIRST, PROCESS_FOLDERS, SLOW_ALONE, Guard, group_of
 from once import MadeOnce
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,6 +46,11 @@ def test_the_lists_name_folders_and_files_that_exist() -> None:
     """Fails when tests move and their place in a list stays behind."""
     places = [*PROCESS_FOLDERS, *(first for first in FIRST if "/" in first)]
     assert [place for place in places if not list(REPOSITORY.glob(f"{place}*"))] == []
+
+
+def test_every_file_of_slow_tests_has_one_that_is_not(pytestconfig: pytest.Config) -> None:
+    """Fails when a grid has no part in `make test`, so that it can break unnoticed until someone runs all of it."""
+    assert pytestconfig.stash[SLOW_ALONE] == set()
 
 
 def test_tests_that_share_a_costly_fixture_share_a_worker() -> None:
