@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -74,7 +76,7 @@ def probe_image(
             found: list[_Page] = [(size, "PDF", False) for size in page_sizes(file, dpi, pages)]
         else:
             with _opened(file) as image:
-                found = [_page_facts(image, number) for number in _page_numbers(image, file.label, pages)]
+                found = [_page_facts(image, file, number) for number in _page_numbers(image, file.label, pages)]
         for size, kind, turned in found:
             need = image_bytes(kind, size.width * size.height, full_size=full_size, turned=turned)
             check_memory("bad_image", f"{file.label}: {size.width} x {size.height} pixels", need, decoder_mib)
@@ -87,12 +89,14 @@ _Page = tuple[ImageSize, str | None, bool]
 """Size and format of a page, and whether it has to be turned."""
 
 
-def _page_facts(image: Image.Image, number: int) -> _Page:
+def _page_facts(image: Image.Image, file: MediaFile, number: int) -> _Page:
     if number:
         image.seek(number)
-    width, height = image.size
-    orientation = _orientation(image)
-    if orientation >= 5:
+    (width, height), orientation = image.size, _orientation(image, file)
+    if image.format == "TIFF":  # whose ``size`` is that of the stored or the turned page, by Pillow's version
+        tags = image.tag_v2  # type: ignore[attr-defined]
+        width, height = tags[ExifTags.Base.ImageWidth], tags[ExifTags.Base.ImageLength]
+    if _UPRIGHT.get(orientation) in SWAPPING:
         width, height = height, width
     kind = f"progressive {image.format}" if "progressive" in image.info else image.format
     return ImageSize(width, height), kind, orientation > 1
@@ -152,7 +156,7 @@ def decode_image(
     sizes = {crop.canvas for crop in crops}
     with open_media(medium, base) as file, _page(file, medium.page or 0, dpi) as image:
         try:
-            turn = _UPRIGHT.get(_orientation(image))
+            turn = _turn(image, file)
             canvases = _reduced(image, sizes, turn) if scaling == "reduced" else _full(image, sizes, turn, scaling)
         except Exception as error:
             raise _undecodable(file, error) from error
@@ -167,8 +171,9 @@ def image_digest(medium: Medium, base: MediaReach, *, dpi: int = 144) -> bytes:
     """
     with open_media(medium, base) as file, _page(file, medium.page or 0, dpi) as image:
         try:
+            turn = _turn(image, file)
             image.load()
-            upright = turned(whole_rgb(image), _UPRIGHT.get(_orientation(image)))
+            upright = turned(whole_rgb(image), turn)
         except Exception as error:
             raise _undecodable(file, error) from error
         digest = blake2b(str(upright.size).encode(), digest_size=16)
@@ -250,32 +255,77 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
             yield image
 
 
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8, from the header alone: Pillow would decode a whole PNG in search of a late chunk."""
-    if image.format == "PNG" and "exif" not in image.info:
-        return 1
+def _turn(image: Image.Image, file: MediaFile) -> Image.Transpose | None:
+    """What brings an image upright once its pixels are loaded; Pillow turns a TIFF when it loads it."""
+    return None if image.format == "TIFF" else _UPRIGHT.get(_orientation(image, file))
+
+
+def _orientation(image: Image.Image, file: MediaFile) -> int:
+    """Orientation 1 to 8, wherever ``PIL.ImageOps.exif_transpose`` finds one, without decoding a pixel."""
     try:
-        value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # damaged EXIF, but the picture itself may be whole
+        exif = _png_exif(file) if image.format == "PNG" else image.getexif()
+        value = exif.get(ExifTags.Base.Orientation, 1)
+    except Exception as error:  # damaged EXIF, but the picture itself may be whole
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         return 1
     return value if value in _UPRIGHT else 1
 
 
-_PNG_SIGNATURE_BYTES = 8
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNK_FRAME_BYTES = 12
 """Length, type and checksum around a chunk's data."""
+_PNG_ORIENTING = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
+"""Chunks that may say how a PNG is turned: as EXIF, as a raw profile, or in XMP."""
+_PNG_ONE_PIXEL = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+
+
+def _png_exif(file: MediaFile) -> Image.Exif:
+    """What Pillow finds in a PNG's chunks before and behind its pixels, with one pixel in their place.
+
+    Pillow reads those behind the pixels only after it has decoded them.
+    """
+    position, parts, moves, behind = file.tell(), list[bytes](), False, False
+    try:
+        for kind, start, length in _png_chunks(file):
+            moves = moves or kind == b"acTL"
+            if kind == b"IDAT" and not behind:
+                behind = True
+                parts.append(_png_chunk(b"IDAT", zlib.compress(bytes(2))))
+            elif kind == b"fcTL" and behind and moves:  # the next frame
+                break
+            elif kind in _PNG_ORIENTING:
+                file.seek(start)
+                parts.append(_png_chunk(kind, file.read(length)))
+    finally:
+        file.seek(position)
+    if len(parts) < 2:
+        return Image.Exif()
+    small = b"".join((_PNG_SIGNATURE, _png_chunk(b"IHDR", _PNG_ONE_PIXEL), *parts, _png_chunk(b"IEND", b"")))
+    with Image.open(io.BytesIO(small), formats=("PNG",)) as image:
+        image.load()
+        return image.getexif()
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _png_chunks(file: MediaFile) -> Iterator[tuple[bytes, int, int]]:
+    """Kind of each chunk that lies within the file, and place and length of its data; the last may be ``IEND``."""
+    position = len(_PNG_SIGNATURE)
+    while position + _PNG_CHUNK_FRAME_BYTES <= file.size:
+        file.seek(position)
+        length, kind = struct.unpack(">I4s", file.read(8))
+        yield kind, position + 8, length
+        if kind == b"IEND":
+            return
+        position += _PNG_CHUNK_FRAME_BYTES + length
 
 
 def _png_is_whole(file: MediaFile) -> bool:
     """Whether every chunk up to the end marker is there, by jumping from one chunk's header to the next."""
-    position = _PNG_SIGNATURE_BYTES
-    while position + _PNG_CHUNK_FRAME_BYTES <= file.size:
-        file.seek(position)
-        length, kind = struct.unpack(">I4s", file.read(8))
-        if kind == b"IEND":
-            return True
-        position += _PNG_CHUNK_FRAME_BYTES + length
-    return False
+    return any(kind == b"IEND" for kind, _, _ in _png_chunks(file))
 
 
 def _webp_is_whole(file: MediaFile) -> bool:

@@ -132,35 +132,35 @@ def _bands(image: Image.Image, multiple: int) -> Iterator[tuple[int, Image.Image
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _grey_range(bands: Iterable[Image.Image]) -> tuple[float, float]:
-    """The values that become black and white in an image of deep greys, given in bands.
+def _grey_range(bands: Iterable[Image.Image]) -> tuple[float, float] | None:
+    """The values that become black and white in an image of deep greys, given in bands; None where none is scaled.
 
-    Integer greys of 32 bits are taken to range over 0..65535, and floating-point greys over 0..1, if their values lie
-    within. If not, the image's own smallest and largest values are taken, since such files do not state their range.
-    The other modes have a known range, so their bands are not read.
+    Greys within 0..255 are levels as they are, unless they are floating-point numbers below 2, of which two levels
+    would be left. Other integers range over 0..65535, and other floating-point numbers over 0..1. If the values lie
+    outside, the image's own smallest and largest are taken, since such files do not state their range. The bands of
+    other modes are not read.
     """
-    low, high = np.inf, -np.inf
-    full = 1.0
+    low, high, full = np.inf, -np.inf, 65535.0
     for band in bands:
-        if band.mode not in ("I", "F"):
-            return 0.0, full
-        full = 65535.0 if band.mode == "I" else 1.0
+        if band.mode not in ("I", "F") and not band.mode.startswith("I;16"):
+            return None
+        full = 1.0 if band.mode == "F" else full
         values = np.asarray(band)
         known = values[np.isfinite(values)]
         if known.size:
             low, high = min(low, float(known.min())), max(high, float(known.max()))
-    within = low >= 0 and high <= full
-    return (0.0, full) if within or low > high else (low, high)
+    if low >= 0 and high <= 255 and (full > 1 or high >= 2):
+        return None
+    return (0.0, full) if (low >= 0 and high <= full) or low > high else (low, high)
 
 
-def _to_rgb(image: Image.Image, limits: tuple[float, float]) -> Image.Image:
+def _to_rgb(image: Image.Image, limits: tuple[float, float] | None) -> Image.Image:
     """An image of any mode as RGB: transparency over white, deep greys scaled (not clipped) to 8 bits.
 
-    16-bit greys take the full range 0..65535; values that are not numbers become black.
+    Where no value has to be scaled, it is what the image processors of ``transformers`` make of a picture. Values that
+    are not numbers become black.
     """
-    if image.mode.startswith("I;16"):
-        return _grey((np.asarray(image).astype(np.int64) * 255 + 32767) // 65535)
-    if image.mode in ("I", "F"):
+    if limits is not None:
         values, (low, high) = np.asarray(image), limits
         if high == low:  # only one value, which says nothing about what is bright
             return _grey(np.zeros(values.shape))

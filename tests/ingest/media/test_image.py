@@ -7,17 +7,17 @@ import struct
 import warnings
 import zlib
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 
 from preshard.packer_service.ingest.document import Medium
-from preshard.packer_service.ingest.families.family import CropShape
+from preshard.packer_service.ingest.families.family import CropShape, Scaling
 from preshard.packer_service.ingest.families.folder import SquareFamily, choose_grid
-from preshard.packer_service.ingest.media import image as image_module
 from preshard.packer_service.ingest.media.crops import encode_image
 from preshard.packer_service.ingest.media.image import decode_image, probe_image
 from preshard.packer_service.ingest.media.reach import MediaReach
@@ -95,31 +95,78 @@ def test_tiles_are_in_reading_order_and_the_thumbnail_is_last() -> None:
     assert len(probe(data).crops()) == 1
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation(orientation: int) -> None:
-    # Fails when an orientation is left out, mirrored the wrong way, or not seen by the probe (rows and columns swap).
-    upright = np.zeros((32, 64, 3), np.uint8)
-    upright[:16, :16], upright[:16, 48:], upright[16:, :16] = 250, 160, 80
-    undo = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
-    stored = Image.fromarray(upright)
-    if orientation > 1:
-        stored = stored.transpose(image_module._UPRIGHT[undo[orientation]])
+def exif_of(orientation: int) -> Image.Exif:
     exif = Image.Exif()
-    exif[0x0112] = orientation
-    for data in (encoded(stored, "JPEG", quality=100, subsampling=0, exif=exif), encoded(stored, "PNG", exif=exif)):
-        placed = probe(data, max_crops=2)
-        assert placed.shape == ImageSize(64, 32)
-        assert placed.crops()[0][1].canvas == (64, 32)
-        left, right, _ = (np.asarray(image)[..., 0].astype(int) for image in decode(data, max_crops=2))
-        np.testing.assert_allclose([left[8, 8], right[8, 24], left[24, 8], right[24, 24]], [250, 160, 80, 0], atol=9)
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def oriented(orientation: int) -> dict[str, bytes]:
+    """A picture that is turned, in files of every format and with the orientation in each of its places."""
+    picture, exif = noise(14, 10), exif_of(orientation).tobytes()
+    as_attribute = f'<x tiff:Orientation="{orientation}"/>'.encode()
+    as_element = f"<tiff:Orientation>{orientation}</tiff:Orientation>".encode()
+    profile = b"\nexif\n%8d\n%s\n" % (len(exif), exif.hex().encode())
+    files = {
+        "TIFF": encoded(picture, "TIFF", tiffinfo={ExifTags.Base.Orientation: orientation}),
+        "TIFF by libtiff": encoded(
+            picture, "TIFF", tiffinfo={ExifTags.Base.Orientation: orientation}, compression="tiff_lzw"
+        ),
+        "TIFF, XMP": encoded(picture, "TIFF", tiffinfo={ExifTags.Base.XMLPacket: as_attribute}),
+    }
+    for kind in ("JPEG", "WEBP", "AVIF"):
+        files[kind] = encoded(picture, kind, exif=exif)
+        files[f"{kind}, XMP"] = encoded(picture, kind, xmp=as_attribute)
+    plain = encoded(picture, "PNG")
+    for name, part in {
+        "eXIf": chunk(b"eXIf", exif.removeprefix(b"Exif\0\0")),
+        "raw profile": chunk(b"tEXt", b"Raw profile type exif\0" + profile),
+        "packed profile": chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(profile)),
+        "XMP": chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + as_element),
+        "packed XMP": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(as_attribute)),
+    }.items():
+        files[f"PNG, {name} before"] = plain[:33] + part + plain[33:]
+        files[f"PNG, {name} behind"] = plain[:-12] + part + plain[-12:]
+    return files
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("scaling", ["reduced", "bicubic"])
+def test_every_file_is_turned_once(orientation: int, scaling: Scaling) -> None:
+    # Fails when an orientation is not seen in one of its places, mirrored the wrong way, undone twice (Pillow turns
+    # TIFFs itself), or not seen by the probe (rows and columns swap).
+    base, turned = MediaReach.of("/"), 0
+    for name, data in oriented(orientation).items():
+        expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+        medium = Medium(kind="image", data=data)
+        assert probe_image(medium, base) == [ImageSize(*expected.size)], name
+        [found] = decode_image(medium, base, [CropShape.whole(*expected.size)], scaling)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected), name)
+        turned += expected.size == (10, 14)
+    assert turned == (19 if orientation >= 5 else 0)
+
+
+def test_a_frame_that_is_turned_is_the_same_measured_and_written() -> None:
+    # Fails when an orientation behind the frames of an APNG is read at one of both times alone.
+    frames = [noise(14, 10), noise(14, 10).transpose(Image.Transpose.FLIP_LEFT_RIGHT)]
+    plain = encoded(frames[0], "PNG", save_all=True, append_images=frames[1:])
+    late = chunk(b"eXIf", exif_of(6).tobytes().removeprefix(b"Exif\0\0"))
+    for data, size in ((plain[:33] + late + plain[33:], (10, 14)), (plain[:-12] + late + plain[-12:], (14, 10))):
+        medium = Medium(kind="image", data=data)
+        assert probe_image(medium, MediaReach.of("/"), pages="all") == [ImageSize(*size)] * 2
+        for number, frame in enumerate(frames):
+            upright = frame.transpose(Image.Transpose.ROTATE_270) if size == (10, 14) else frame
+            page = replace(medium, page=number)
+            [found] = decode_image(page, MediaReach.of("/"), [CropShape.whole(*size)], "bicubic")
+            np.testing.assert_array_equal(np.asarray(found), np.asarray(upright))
 
 
 def png(width: int, height: int, data: bytes = b"", depth: int = 8) -> bytes:
     """A PNG of colours, of rows that Pillow does not write, or that are not there."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     body = struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", body) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
@@ -141,7 +188,7 @@ def flat(mode: str, colour: object, **info: object) -> bytes:
         (flat("CMYK", (0, 255, 255, 0)), (255, 0, 0)),
         (flat("I;16", 65535), (255, 255, 255)),
         (flat("I;16", 25700), (100, 100, 100)),
-        (flat("I;16", 128), (0, 0, 0)),
+        (flat("I;16", 300), (1, 1, 1)),
         (flat("I", 25700), (100, 100, 100)),
         (png(8, 8, zlib.compress((b"\0" + bytes((10, 0, 120, 255, 230, 0)) * 8) * 8), 16), (10, 120, 230)),
         (flat("F", 0.4), (102, 102, 102)),
@@ -156,6 +203,29 @@ def test_every_mode_becomes_rgb(data: bytes, expected: tuple[int, int, int]) -> 
     # Fails when 16 bits are clipped instead of scaled, when transparency turns black, or a mode is refused.
     pixels = np.asarray(decode(data)[0]).astype(int)
     np.testing.assert_allclose(pixels, np.broadcast_to(expected, pixels.shape), atol=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("PNG", np.arange(256, dtype=np.uint16)),
+        ("TIFF", np.arange(256, dtype=np.int32)),
+        ("PPM", np.arange(256, dtype=np.int32)),
+        ("TIFF", np.linspace(3.2, 254.7, 256, dtype=np.float32)),
+        ("TIFF", np.where(np.arange(256) % 7 == 3, np.nan, np.arange(256)).astype(np.float32)),
+    ],
+)
+def test_deep_greys_that_are_levels_are_taken_as_they_are(kind: str, values: np.ndarray) -> None:
+    # Fails when a map of labels or distances in 16 bits, or a picture of floats within 0..255, is stretched or black:
+    # the image processors of transformers show a model its values.
+    data = encoded(Image.fromarray(values.reshape(16, 16)), kind)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))  # as `transformers` does
+    assert np.ptp(expected) > 250
+    for scaling in ("reduced", "bicubic"):
+        [found] = decode_image(
+            Medium(kind="image", data=data), MediaReach.of("/"), [CropShape.whole(16, 16)], cast(Scaling, scaling)
+        )
+        np.testing.assert_array_equal(np.asarray(found), expected)
 
 
 @pytest.mark.parametrize(

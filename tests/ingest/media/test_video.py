@@ -218,6 +218,23 @@ def test_colours_survive_every_pixel_format(make_video: Callable[..., Path], pix
     np.testing.assert_allclose(got, expected, atol=14)
 
 
+@pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv422p10le", "yuvj420p", "rgb24"])
+@pytest.mark.parametrize("size", [(96, 64), (77, 45)])
+def test_frames_of_a_model_are_those_that_pyav_converts(
+    make_video: Callable[..., Path], pix_fmt: str, size: tuple[int, int]
+) -> None:
+    # Fails when a model is shown other colours in training than transformers shows it: these readers convert frames so.
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    size = (size[0] // 2 * 2, size[1] // 2 * 2) if "42" in pix_fmt else size
+    path = make_video("noise.mkv", n_frames=2, pix_fmt=pix_fmt, size=size, codec=CODECS.get(pix_fmt, "libx264"),
+                      picture=lambda _: noise[: size[1], : size[0]])  # fmt: skip
+    medium, base = clip(path), MediaReach.of(str(path.parent))
+    found = [np.asarray(image) for image in decode_video(medium, base, probe(path), size=size, scaling="bicubic")]
+    with av.open(str(path)) as container:
+        expected = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_video_that_max_frames_thins_says_so(make_video: Callable[..., Path]) -> None:
     # Fails when a long film loses most of its frames and nothing says so.
     path = make_video("long.mkv", n_frames=40)  # 1.6 s
