@@ -32,7 +32,8 @@ from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
-from preshard.schemas.manifest import Manifest  # noqa: E402
+from preshard.schemas.dataset.manifest_parts import decode_manifest  # noqa: E402
+from preshard.schemas.manifest import MANIFEST, Manifest  # noqa: E402
 
 SMALL_FILE_REQUESTS = 2
 """Requests for a medium: its size and its bytes."""
@@ -59,8 +60,9 @@ def packed(
     source = folder / "rows.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     for attempt in ("first", "second"):
-        done = pack([str(source)], str(folder / attempt), config, PlainExecutor(), NoProgress(), media=media)  # type: ignore[arg-type]
-    return done.manifest, json.loads((folder / "second" / "run.json").read_bytes())
+        pack([str(source)], str(folder / attempt), config, PlainExecutor(), NoProgress(), media=media)  # type: ignore[arg-type]
+    manifest = decode_manifest((folder / "second" / MANIFEST).read_bytes(), MANIFEST)
+    return manifest, json.loads((folder / "second" / "run.json").read_bytes())
 
 
 def text_rows(count: int) -> list[dict[str, object]]:

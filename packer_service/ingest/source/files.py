@@ -9,9 +9,10 @@ from typing import Any
 
 from preshard.packer_service.ingest.fetch import Range, read_ranges
 from preshard.packer_service.ingest.packed.manifest import manifest_of
+from preshard.packer_service.ingest.source.containers.arrow_values import TableRows
 from preshard.packer_service.ingest.source.containers.compressed import read_content, spooled
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
-from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError, row_at
+from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.filesystem import locate
@@ -70,14 +71,14 @@ Rows = Iterator[tuple[int, RowReference, Any]]
 def _table_rows(fragment: Fragment, found: FragmentRows) -> Rows:
     for group in range(fragment.start, fragment.end):
         try:
-            table = TABLES[fragment.file.kind].group(fragment.file, group)
+            rows: TableRows = TABLES[fragment.file.kind].group(fragment.file, group)
         except DamagedGroupError as damage:
             # One reject for all of them: what the footer says of its rows may be damaged as well.
             yield found.n_lines, RowReference(offset=group, size=0), DocumentError("bad_row", str(damage))
             found.n_lines += min(max(damage.n_rows, 1), MAX_GROUP_ROWS)
             continue
-        for i in range(len(table)):
-            yield found.n_lines, RowReference(offset=group, size=i), row_at(table, i)
+        for i in range(len(rows)):
+            yield found.n_lines, RowReference(offset=group, size=i), rows.row(i)
             found.n_lines += 1
 
 
@@ -115,10 +116,10 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
     """
     if file.kind in TABLES:
         try:
-            group = TABLES[file.kind].group(file, reference.offset)
+            group: TableRows = TABLES[file.kind].group(file, reference.offset)
         except DamagedGroupError:  # the file was replaced: fewer row groups, or another format
             return _gone()
-        return row_at(group, reference.size) if reference.size < len(group) else _gone()
+        return group.row(reference.size) if reference.size < len(group) else _gone()
     data = _LOADED.get((file.uri, file.mtime_ns, reference))
     if data is None:
         data = read_content(file, reference.offset, reference.offset + reference.size)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from preshard.packer_service.ingest.source.containers import row_groups
+from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
 from preshard.packer_service.ingest.source.containers.compressed import head
 from preshard.packer_service.ingest.source.containers.indexed_tokens import with_index
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
@@ -128,20 +128,21 @@ def _columns_of(file: SourceFile) -> tuple[str, Columns] | None:
         OSError: the file cannot be read.
     """
     if described := TABLES.get(file.kind) or NUMBERED.get(file.kind):
-        return file.kind, _of_schema(described.schema(file))
+        return file.kind, _of_schema(file, described.schema(file))
     with _beginning(file) as opened:
         kind = _kind_of_json(opened) if file.kind == "json" else file.kind
         return None if kind is None else (kind, _of_rows(_scanned(opened, file, kind, ROWS)))
 
 
 def first_rows(file: SourceFile, most: int) -> list[Any]:
-    """A few rows of a file, each as its container gives it; none of a table whose rows cannot be read alone.
+    """A few rows of a file, each as its container gives it.
 
     Raises:
         OSError: the file cannot be read.
     """
-    if file.kind == "parquet":
-        return row_groups.first_rows(file, most)
+    if file.kind in TABLES:
+        rows: list[Any] = TABLES[file.kind].first_rows(file, most)
+        return rows
     if file.kind not in SCANNED:
         return []
     with _beginning(file) as opened:
@@ -184,15 +185,22 @@ def _of_rows(rows: Iterable[Any]) -> Columns:
     return columns
 
 
-def _of_schema(schema: pa.Schema | None) -> Columns:
-    types = {} if schema is None else {field.name: field.type for field in schema}
-    return {name: _kind(kind) for name, kind in types.items() if not pa.types.is_null(kind)}
+def _of_schema(file: SourceFile, schema: pa.Schema | None) -> Columns:
+    types = {} if schema is None else {field.name: stored_type(field.type) for field in schema}
+    types = {name: kind for name, kind in types.items() if not pa.types.is_null(kind)}
+    texts = tuple(name for name, kind in types.items() if is_json(kind) or (is_list(kind) and is_json(_item(kind))))
+    told = _of_rows(first_rows(replace(file, columns=texts), ROWS)) if texts else {}
+    return {name: told.get(name) or _kind(kind) for name, kind in types.items()}
 
 
 def _kind(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return FLAG
-    if any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_temporal)):
+    if any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)):
         return NUMBER
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return OBJECTS if is_list and pa.types.is_struct(kind.value_type) else OTHER
+    is_object = is_list(kind) and any(test(_item(kind)) for test in (pa.types.is_struct, pa.types.is_map))
+    return OBJECTS if is_object else OTHER
+
+
+def _item(kind: pa.DataType) -> pa.DataType:
+    return stored_type(kind.value_type)

@@ -137,7 +137,7 @@ def test_documents_from_all_over_read_each_row_group_once(tmp_path: Path, monkey
         return read(uri, group, columns)
 
     monkeypatch.setattr(row_groups, "_read", counted)
-    taken = [row_groups.row_at(row_groups.group(parquet(path), i % 4), i // 4)["text"] for i in range(12)]
+    taken = [row_groups.group(parquet(path), i % 4).row(i // 4)["text"] for i in range(12)]
     assert sorted(map(int, taken)) == list(range(12))
     assert sorted(reads) == [0, 1, 2, 3]
 

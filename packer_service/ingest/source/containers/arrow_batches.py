@@ -9,6 +9,7 @@ from cachetools import LRUCache, cached
 from pyarrow import ipc
 
 from preshard.packer_service.ingest.fetch import recent_values
+from preshard.packer_service.ingest.source.containers.arrow_values import TableRows
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.schemas.errors import ConfigError
@@ -93,7 +94,7 @@ def _of(file: SourceFile) -> list[pa.RecordBatch]:
 
 
 @cached(LRUCache(1024), key=lambda file, number: (file.uri, file.mtime_ns, file.columns, number))
-def group(file: SourceFile, number: int) -> pa.Table:
+def group(file: SourceFile, number: int) -> TableRows:
     """One group of rows, with the columns that are read.
 
     Raises:
@@ -110,4 +111,17 @@ def group(file: SourceFile, number: int) -> pa.Table:
         batch.validate(full=True)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise DamagedGroupError(number, found[number].num_rows) from error
-    return pa.Table.from_batches([batch])
+    return TableRows(pa.Table.from_batches([batch]))
+
+
+def first_rows(file: SourceFile, most: int) -> list[Any]:
+    """A few rows of the first group; none where it is damaged, which is found when it is measured.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        found = group(file, 0)
+    except DamagedGroupError:
+        return []
+    return [found.row(i) for i in range(min(most, len(found)))]

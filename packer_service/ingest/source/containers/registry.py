@@ -29,7 +29,7 @@ SCANNED: dict[str, ModuleType] = {
 ``FRAGMENT_BYTES``, or the whole file where there is no such number."""
 
 TABLES: dict[str, ModuleType] = {"parquet": row_groups, "arrow": arrow_batches}
-"""Containers of groups of rows: ``schema``, ``fragments``, and one ``group`` by its number."""
+"""Containers of groups of rows: ``schema``, ``fragments``, ``first_rows``, and one ``group`` by its number."""
 
 SUFFIXES = {
     ".jsonl": "jsonl",

@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from preshard.packer_service.ingest.fetch import recent_values
+from preshard.packer_service.ingest.source.containers.arrow_values import TableRows
 from preshard.packer_service.ingest.source.file import SourceFile, Watched, reason_of
-from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import locate
 
 Columns = tuple[str, ...] | None
@@ -30,7 +31,7 @@ class DamagedGroupError(Exception):
         self.n_rows = n_rows
 
 
-RECENT: LRUCache[tuple[str, int, Columns, int], pa.Table] = recent_values(CACHED_BYTES, lambda table: int(table.nbytes))
+RECENT: LRUCache[tuple[str, int, Columns, int], TableRows] = recent_values(CACHED_BYTES, lambda rows: int(rows.nbytes))
 """The row groups read last, of files in one state. Packs take documents from all over a source, so the same group is
 needed often."""
 
@@ -62,7 +63,7 @@ def _footer(file: SourceFile) -> pq.ParquetFile:
         raise ConfigError(f"SOURCE {file.uri}: is not a Parquet file ({reason_of(error)})") from None
 
 
-def group(file: SourceFile, number: int) -> pa.Table:
+def group(file: SourceFile, number: int) -> TableRows:
     """One group of rows, with the columns that are read: the others may be large, or hold what Python cannot represent.
 
     Raises:
@@ -70,10 +71,10 @@ def group(file: SourceFile, number: int) -> pa.Table:
         OSError: the file cannot be read.
     """
     key = (file.uri, file.mtime_ns, file.columns, number)
-    table = RECENT.get(key)
-    if table is None:
-        table = RECENT[key] = _read(file.uri, number, file.columns)
-    return table
+    rows = RECENT.get(key)
+    if rows is None:
+        rows = RECENT[key] = TableRows(_read(file.uri, number, file.columns))
+    return rows
 
 
 def first_rows(file: SourceFile, most: int) -> list[Any]:
@@ -86,7 +87,8 @@ def first_rows(file: SourceFile, most: int) -> list[Any]:
     try:
         with filesystem.open_input_file(path) as opened:
             batches = pq.ParquetFile(opened).iter_batches(most, columns=list(file.columns or ()))
-            return next(batches, pa.record_batch({})).to_pylist()
+            found = TableRows(pa.Table.from_batches([next(batches, pa.record_batch({}))]))
+            return [found.row(i) for i in range(len(found))]
     except (pa.ArrowException, UnicodeDecodeError):
         return []
 
@@ -115,14 +117,3 @@ def _parse_watched(watched: Watched, group: int, columns: Columns) -> pa.Table:
         if watched.failure is not None:
             raise watched.failure from error
         raise DamagedGroupError(group, n_rows) from error
-
-
-def row_at(table: pa.Table, index: int) -> Any:
-    """A row as Python values, or why it cannot be read."""
-    try:
-        return table.slice(index, 1).to_pylist()[0]
-    except UnicodeDecodeError:
-        # Arrow does not check that a file's strings are UTF-8.
-        return DocumentError("bad_row", "a string of the row is not UTF-8")
-    except (ValueError, OverflowError, pa.ArrowException) as error:
-        return DocumentError("bad_row", f"a value of the row cannot be read ({type(error).__name__})")

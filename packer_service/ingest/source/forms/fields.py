@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from preshard.schemas.columns import Kept
@@ -101,13 +102,20 @@ def kept_value(kind: str, value: Any, where: str) -> Kept:
     try:
         if kind == "bool" and (isinstance(value, bool) or str(value).lower() in _BOOLS):
             return value if isinstance(value, bool) else _BOOLS[str(value).lower()]
-        if kind == "int" and not isinstance(value, bool) and float(value) == int(value) and abs(int(value)) < 2**63:
-            return int(value)
+        if kind == "int" and not isinstance(value, bool) and (whole := _whole(value)) is not None:
+            return whole
         if kind == "float" and not isinstance(value, bool) and math.isfinite(float(value)):
             return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (ArithmeticError, TypeError, ValueError):
         pass
     bad(f"{where} is {shown(value)}; keep_columns asks for {kind}: mend the value, or change the type")
+
+
+def _whole(value: Any) -> int | None:
+    """An integer of 64 bits, exactly: a float in between would round those above 2^53."""
+    if isinstance(value, str):
+        value = Decimal(value.strip())
+    return int(value) if -(2**63) <= value < 2**63 and value == int(value) else None
 
 
 def whole_number(value: Any, where: str, most: int) -> int:
