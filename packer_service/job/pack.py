@@ -7,6 +7,7 @@ import json
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -198,5 +199,12 @@ def _host_facts() -> dict[str, Any]:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of packages: looking for them on the path takes longer than packing a small dataset again."""
-    return {package: importlib.metadata.version(package) for package in ("av", "numpy", "pillow", "pyarrow", "ray")}
+    """Of packages: looking for them on the path takes longer than packing a small dataset again.
+
+    Packing on this machine runs without Ray, and an environment need not have it.
+    """
+    found = {}
+    for package in ("av", "numpy", "pillow", "pyarrow", "ray"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

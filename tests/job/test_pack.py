@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import shutil
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +19,7 @@ from rich.console import Console
 from stored import file_bytes
 
 from preshard.packer_service.config import load_config
-from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.pack import _versions, pack
 from preshard.packer_service.job.plan import PLAN_FOLDER
 from preshard.packer_service.job.planning.partitions import PLAN_FILE
 from preshard.packer_service.job.stages import CHECKED_TOGETHER
@@ -53,6 +55,28 @@ def test_packing_twice_gives_the_same_bytes(
     pack([str(moved)], str(tmp_path / "again"), tiny_config, PlainExecutor(), progress)
     assert file_bytes(tmp_path / "again") == file_bytes(tiny_dataset)
     assert len(list(tiny_dataset.glob("shards/*.tar"))) > 1
+
+
+def test_an_environment_without_ray_packs(
+    tiny_dataset: Path, tiny_source: Path, tiny_config: PackConfig, tmp_path: Path, progress: object, monkeypatch: Any
+) -> None:
+    """Fails when packing on this machine imports Ray, or asks for its version, where it is not installed."""
+
+    def version(package: str) -> str:
+        if package == "ray":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "1"
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    _versions.cache_clear()
+    try:
+        pack([str(tiny_source)], str(tmp_path / "out"), tiny_config, PlainExecutor(), progress)
+    finally:
+        _versions.cache_clear()
+    assert file_bytes(tmp_path / "out") == file_bytes(tiny_dataset)
+    versions = json.loads((tmp_path / "out" / "run.json").read_text())["versions"]
+    assert sorted(versions) == ["av", "numpy", "pillow", "pyarrow"]
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
