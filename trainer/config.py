@@ -126,7 +126,9 @@ class TrainConfig(BaseModel):
         description="PART=LR: a peak learning rate of its own for a part, named as for --freeze; if several name "
         "a parameter, the last counts.",
     )
-    seed: int = Field(0, ge=0, description="Seed of the random weights and of the order of packs.")
+    seed: int = Field(
+        0, ge=0, description="Seed of random weights, of dropout and other noise, and of the order of packs."
+    )
     workers: int = Field(0, ge=0, description="Processes per rank that read ahead; 0 reads between steps.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where to compute; auto is CUDA if there is a device."

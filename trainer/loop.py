@@ -18,6 +18,7 @@ from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
 from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.distributed.processes import StoppedError
 from preshard.trainer.distributed.sharding import shard_model
 from preshard.trainer.export import export_model
 from preshard.trainer.metrics import StepFigures, StepWork, imbalance, profiled
@@ -26,6 +27,7 @@ from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import inputs_wait, save_memory, state_on_host
+from preshard.trainer.models.noise import evaluating, seed_noise, train_without_noise
 from preshard.trainer.models.parts import end_backward_at_decoder
 from preshard.trainer.preference import BETA, Reference, deal_packs, find_reference, mean_rewards, preference_loss
 from preshard.trainer.setup import Job, open_dataset
@@ -46,7 +48,8 @@ def run(
         mesh: of all ranks, with the job's degrees.
         device: where to compute.
         report: called with each step's figures, which are the same on every rank except for ``step_time``.
-        stop: whether this rank was asked to stop. If one was, all stop after the current step and save a checkpoint.
+        stop: whether this rank was asked to stop. If one was, all stop after the current step and save a checkpoint;
+            an evaluation is cut short for it.
 
     Returns:
         The last step done.
@@ -61,12 +64,10 @@ def run(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = make_optimizer(model, config)
     shares = [group["lr"] / config.largest_lr for group in optimizer.param_groups]
-    reference = eval_reference = None
-    if config.loss == "dpo":  # by the model as the run began, also where it is resumed
-        datasets = [open_dataset(config, path, mesh.cp.cp_rank) for path, _ in config.datasets]
-        reference = find_reference(model, datasets, mesh, **_exchanges(config))
-        if job.evaluation is not None:
-            eval_reference = find_reference(model, [job.evaluation], mesh, **_exchanges(config))
+    try:
+        reference, eval_reference = _references(job, mesh, model, stop)
+    except StoppedError:
+        return job.start.step
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
     batches = read_batches(job, mesh, device, work)
@@ -76,6 +77,7 @@ def run(
     with profiled(config.profile) as profiler:
         for step in range(job.start.step + 1, config.steps + 1):
             began = time.perf_counter()
+            seed_noise(config.seed, step, dist.get_rank())
             local, data = add_gradients(job, mesh, model, work, batches, device, reference)
             totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
             lr = learning_rate(step, config)
@@ -84,10 +86,14 @@ def run(
             if profiler is not None:
                 profiler.step()
             figures = _figures(totals, config, step=step, step_time=seconds, lr=lr, epoch=data["epoch"])
-            if job.evaluation is not None and (step == config.steps or step % (config.eval_every or config.steps) == 0):
-                figures = replace(figures, **evaluate(model, job.evaluation, mesh, config, eval_reference))
+            is_last = step == config.steps
+            ends = is_last or totals.stop
+            if job.evaluation is not None and (is_last or step % (config.eval_every or step + 1) == 0):
+                try:
+                    figures = replace(figures, **evaluate(model, job.evaluation, mesh, config, eval_reference, stop))
+                except StoppedError:
+                    ends = True
             report(figures)
-            ends = step == config.steps or totals.stop
             if saves is not None:
                 saves.look()
                 if ends or step % (config.save_every or config.steps) == 0:
@@ -97,6 +103,23 @@ def run(
             if ends:
                 return _finish(job, model, step)
     return _finish(job, model, job.start.step)
+
+
+def _references(
+    job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[], bool]
+) -> tuple[Reference | None, Reference | None]:
+    """What answers of both datasets are compared with where preferences are learnt; the model then has no noise.
+
+    It is the model as the run began, also where that is resumed.
+    """
+    config = job.config
+    if config.loss != "dpo":
+        return None, None
+    datasets = [open_dataset(config, path, mesh.cp.cp_rank) for path, _ in config.datasets]
+    both = (datasets, [] if job.evaluation is None else [job.evaluation])
+    reference, of_evaluation = (find_reference(model, each, mesh, stop, **_exchanges(config)) for each in both)
+    train_without_noise(model)  # or what tells it from its reference would be noise, too
+    return reference, of_evaluation
 
 
 def read_batches(job: Job, mesh: Mesh, device: torch.device, work: StepWork) -> Iterator[RankBatch]:
@@ -143,6 +166,7 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
             offload=inputs_wait(config.offload),
             mlp_tiles=config.mlp_tiles,
             device_type=device.type,
+            noise=config.loss != "dpo",
         )
         packed = PackedModel(applied, logits_bytes=config.logits_mib * 2**20)
         if config.compile:
@@ -251,7 +275,12 @@ def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:
 
 
 def evaluate(
-    model: PackedModel, dataset: PackedDataset, mesh: Mesh, config: TrainConfig, reference: Reference | None
+    model: PackedModel,
+    dataset: PackedDataset,
+    mesh: Mesh,
+    config: TrainConfig,
+    reference: Reference | None,
+    stop: Callable[[], bool],
 ) -> dict[str, Any]:
     """The run's loss over every pack of another dataset, and rewards if it is of preferences. All ranks call this.
 
@@ -263,19 +292,21 @@ def evaluate(
         mesh: of all ranks.
         config: of the run.
         reference: with ``--loss dpo``, of this dataset.
+        stop: whether this rank was asked to stop.
 
     Returns:
         Fields of ``StepFigures``, the same on all ranks. The loss is None if no token of the dataset has one.
+
+    Raises:
+        StoppedError: a rank was; all ranks raise it.
     """
     device = torch.device(mesh.world.device_type)
     local = LocalTotals.zero(device)
-    model.eval()
-    with torch.no_grad():
-        for batch, counts in deal_packs(dataset, mesh):
+    with evaluating(model):
+        for batch, counts in deal_packs(dataset, mesh, stop):
             _, share = _measure(model, batch, mesh.cp, config, reference)
             if counts:
                 local.add(batch, *share)
-    model.train()
     sums = torch.cat([torch.stack([local.loss_sum, local.loss_weight]), local.rewards])
     dist.all_reduce(sums)
     loss, weight, *rewards = sums.tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,10 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.distributed.processes import AnyRank, StoppedError
 from preshard.trainer.distributed.tokens import gather_tokens
 from preshard.trainer.models import PackedModel
+from preshard.trainer.models.noise import evaluating
 
 BETA = 0.1
 """The default of ``--beta``, as of TRL's."""
@@ -75,13 +77,26 @@ def preference_loss(
     return -logsigmoid(margins).sum(), of_pairs.sum(1)
 
 
-def deal_packs(dataset: PackedDataset, mesh: Mesh) -> Iterator[tuple[RankBatch, bool]]:
+def deal_packs(
+    dataset: PackedDataset, mesh: Mesh, stop: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[RankBatch, bool]]:
     """This rank's packs of a dataset that is opened with ``dp_size`` 1, and whether they count here.
 
     Where the last round has fewer packs than data-parallel ranks, those without one take the last pack again and do not
     count it, as all must run the same collectives.
+
+    Args:
+        dataset: the packs.
+        mesh: of all ranks, which take the packs together.
+        stop: whether this rank was asked to stop.
+
+    Raises:
+        StoppedError: a rank was; all ranks raise it in the same round, one later.
     """
+    asked = AnyRank()
     for first in range(0, dataset.n_packs, mesh.dp_size):
+        if asked(stop()):
+            raise StoppedError
         number = first + mesh.dp_rank
         yield dataset.read_step(0, min(number, dataset.n_packs - 1)), number < dataset.n_packs
 
@@ -91,24 +106,32 @@ def mean_rewards(sums: Sequence[float], pairs: float) -> dict[str, float]:
     return {name: total / pairs for name, total in zip(REWARDS, sums, strict=True)}
 
 
-def find_reference(model: PackedModel, datasets: list[PackedDataset], mesh: Mesh, **exchanges: Any) -> Reference:
+def find_reference(
+    model: PackedModel,
+    datasets: list[PackedDataset],
+    mesh: Mesh,
+    stop: Callable[[], bool] = lambda: False,
+    **exchanges: Any,
+) -> Reference:
     """The log-probabilities of all answers under a model as it is, by one pass over every pack. All ranks call this.
 
     Args:
         model: stays as it is.
         datasets: each opened with ``dp_size`` 1; the packs are dealt here.
         mesh: of all ranks.
+        stop: whether this rank was asked to stop.
         exchanges: as for ``PackedModel``.
+
+    Raises:
+        StoppedError: a rank was; all ranks raise it.
     """
     found: dict[tuple[int, int], Tensor] = {}
     cp = mesh.cp
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model):
         for number, dataset in enumerate(datasets):
-            for batch, _ in deal_packs(dataset, mesh):
+            for batch, _ in deal_packs(dataset, mesh, stop):
                 log_probs = answer_log_probs(model(batch, cp, per_token=True, **exchanges), batch, cp)
                 found[number, batch.pack_id] = log_probs.cpu()
-    model.train()
     every: list[dict[tuple[int, int], Tensor]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, found if cp.cp_rank == 0 else {})
     return {key: value for each in every for key, value in each.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,9 @@ from preshard.schemas.errors import ConfigError
 STORE_STAYS_SECONDS = 1.0
 """How long a store is kept for others that fail together with its process: ranks that meet the same damage do so in the
 same step. Those that fail because this one is gone come later, and are not waited for."""
+
+ASK_AGAIN_SECONDS = 0.05
+"""How long a process that waits for others on the store waits until it asks again."""
 
 STORE_OF_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """What torchrun sets to ``True`` where it keeps the store itself; else the first process does."""
@@ -78,7 +83,8 @@ def start_processes(device: str) -> Processes:
     store: dist.Store = dist.HashStore()
     rank, world_size = 0, 1
     if "RANK" in os.environ:
-        store, rank, world_size = next(dist.rendezvous("env://"))
+        shared, rank, world_size = next(dist.rendezvous("env://"))
+        store = dist.PrefixStore(fresh_name(shared, rank, world_size), shared)
     try:
         place = agree_on_device(store, rank, world_size, device)
     except ConfigError:
@@ -96,6 +102,31 @@ def start_processes(device: str) -> Processes:
         device_id=place if on_cuda else None,
     )
     return Processes(rank=rank, world_size=world_size, device=place, store=store)
+
+
+def fresh_name(store: dist.Store, rank: int, world_size: int) -> str:
+    """A name that all processes of this attempt agree on, and no earlier one has had. All of them call this.
+
+    torchrun starts a failed job again on a store with the keys of the attempt before, among them addresses of processes
+    that are gone. Its count of restarts does not tell attempts apart: agents of several machines count for themselves,
+    and one that only follows another's restart does not count it.
+
+    A process is sure once its own fresh name is in the list that the first process makes of all names. The first one
+    makes it again until all are, as it may find names of the attempt before; its own is then that of the attempt.
+    """
+    own = uuid4().hex
+    store.set(f"name/{rank}", own)
+    everyone = range(world_size)
+    while True:
+        if rank == 0:
+            store.set("names", " ".join(store.get(f"name/{other}").decode() for other in everyone))
+        names = store.get("names").decode().split()
+        if len(names) == world_size and names[rank] == own:
+            store.set(f"seen/{rank}", names[0])
+            seen = [f"seen/{other}" for other in everyone]
+            if rank or (store.check(seen) and all(store.get(each).decode() == own for each in seen)):
+                return names[0]
+        time.sleep(ASK_AGAIN_SECONDS)
 
 
 def let_segments_grow() -> None:
@@ -149,6 +180,29 @@ def _place(device: str) -> torch.device:
             f"only {count}: start at most {count} processes per machine, or give --device cpu"
         )
     return torch.device("cuda", local_rank)
+
+
+class StoppedError(Exception):
+    """A rank was asked to stop, and all have agreed to."""
+
+
+class AnyRank:
+    """Whether any rank has said yes. All ranks ask equally often, and learn of an answer when they ask the next time.
+
+    So no rank waits for another one that is less than a round behind, nor for its device.
+    """
+
+    def __init__(self) -> None:
+        self._said = torch.zeros(1, dtype=torch.int32)
+        self._answer: Any = None
+
+    def __call__(self, mine: bool) -> bool:
+        if self._answer is not None:
+            self._answer.wait()
+        found = bool(self._said.item())
+        self._said = torch.tensor([mine], dtype=torch.int32)
+        self._answer = dist.all_reduce(self._said, op=dist.ReduceOp.MAX, async_op=True)
+        return found
 
 
 def first_problem(problem: str | None) -> str | None:

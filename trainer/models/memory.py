@@ -66,7 +66,13 @@ KEPT: frozenset[Any] = frozenset(
 
 
 def save_memory(
-    model: nn.Module, *, recompute: str = "none", offload: Any = "none", mlp_tiles: int = 1, device_type: str = "cpu"
+    model: nn.Module,
+    *,
+    recompute: str = "none",
+    offload: Any = "none",
+    mlp_tiles: int = 1,
+    device_type: str = "cpu",
+    noise: bool = True,
 ) -> None:
     """Sets a model up, in place. Call it before the model is sharded.
 
@@ -79,6 +85,8 @@ def save_memory(
         mlp_tiles: in how many parts the MLPs of the language model take a rank's tokens (Bekman et al. 2025, Arctic
             Long Sequence Training). Each part is computed again in the backward pass.
         device_type: where the model will compute.
+        noise: whether recomputed blocks draw dropout and the like;
+            :func:`~preshard.trainer.models.noise.train_without_noise` turns it off elsewhere.
 
     Raises:
         ConfigError: a name is unknown, the settings do not fit each other, or the model has no MLP of a known name.
@@ -92,7 +100,7 @@ def save_memory(
     if mlp_tiles > 1:
         tile_mlps(model, mlp_tiles)
     if recompute != "none":
-        _recompute_blocks(model, selective=recompute == "selective", offload=offload)
+        _recompute_blocks(model, selective=recompute == "selective", offload=offload, noise=noise)
 
 
 def check_saving(recompute: str, offload: Offload, device_type: str) -> None:
@@ -112,7 +120,7 @@ def check_saving(recompute: str, offload: Offload, device_type: str) -> None:
         )
 
 
-def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:
+def _recompute_blocks(model: Any, *, selective: bool, offload: str, noise: bool) -> None:
     settings: dict[str, Any] = {"use_reentrant": False}
     if selective:
         settings["context_fn"] = all_but_attention
@@ -124,12 +132,23 @@ def _recompute_blocks(model: Any, *, selective: bool, offload: str) -> None:
         "disk": lambda: saved_tensors_hooks(_to_file, _from_file),
     }
 
-    def recomputed(forward: Callable[..., Any], *args: Any) -> Any:
+    def recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
         with waiting[offload]():
-            return checkpoint(forward, *args, **settings)
+            return checkpoint(forward if noise else partial(_without_noise, block, forward), *args, **settings)
 
     # activation_checkpointing_enable calls it in turn; transformers 5.22 and older have that under another name
     model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=recomputed)
+    for module in model.modules():
+        if hasattr(module, "_gradient_checkpointing_func"):
+            module._gradient_checkpointing_func = partial(recomputed, module)
+
+
+def _without_noise(block: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
+    block.training = False
+    try:
+        return forward(*args)
+    finally:
+        block.training = True
 
 
 class _Both:

@@ -18,8 +18,10 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.config import make_config
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.loop import run
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.preference import REWARDS, find_reference, preference_loss
+from preshard.trainer.setup import prepare
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 
@@ -253,6 +255,27 @@ def test_a_run_begins_at_no_margin_and_goes_on_from_its_checkpoint(
     assert rewards[2] > 0
     assert 4 * figures[2].eval_loss == pytest.approx(loss, rel=1e-7)
     assert [4 * figures[2].eval_rewards[name] for name in REWARDS] == pytest.approx(rewards, rel=1e-7)
+
+
+def first_pass_stopped(mesh: Mesh, folder: str) -> tuple[int, int]:
+    """The step that a run ends with whose second rank is asked to stop in the first pass, and the packs that it has
+    seen. Runs on each rank of the pool.
+    """
+    looked = [0]
+
+    def stop() -> bool:
+        looked[0] += 1
+        return mesh.cp.cp_rank == 1
+
+    options = {"data": f"{folder}/dataset", "model": f"{folder}/model", "steps": 3, "loss": "dpo", "ring": 2}
+    job = prepare(make_config(options), rank=mesh.cp.cp_rank, world_size=2)
+    return run(job, mesh, torch.device("cpu"), lambda _: None, stop), looked[0]
+
+
+def test_a_signal_in_the_first_pass_ends_it(gloo_pool: Any, pairs: Callable[[str], Path]) -> None:
+    """Fails when the pass before the first step goes on until the job is killed."""
+    assert PackedDataset(pairs("qwen3") / "dataset").n_packs >= 2
+    assert gloo_pool.run(first_pass_stopped, str(pairs("qwen3")), ring=2) == [(0, 2)] * 2
 
 
 def test_preferences_are_learnt_as_such_or_not_at_all(pairs: Callable[[str], Path], folder_of: Any) -> None:
