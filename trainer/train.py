@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
@@ -60,20 +61,32 @@ def _as_option(name: str, field: FieldInfo) -> click.Option:
 cli.params.extend(_as_option(name, field) for name, field in TrainConfig.model_fields.items())
 
 
+PASSED_ON_SECONDS = 5.0
+"""How long after a signal the same one may be its copy: a terminal and Slurm give it to all processes of a job, and
+torchrun, which is one of them, passes it on to its ranks."""
+
+
 class StopRequest:
-    """Whether the process was asked to stop. The loop checks it between steps; a second signal ends the process."""
+    """Whether the process was asked to stop. The loop checks it between steps, and between packs of an evaluation.
+
+    Only a second Ctrl-C ends the process where it is: whoever sends SIGTERM sends SIGKILL when it has waited enough.
+    """
 
     def __init__(self) -> None:
-        self.given = False
+        self.given: float | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:  # noqa: ARG002
-        self.given = True
-        signal.signal(number, signal.SIG_DFL)
+        now = time.monotonic()
+        if self.given is None:
+            self.given = now
+        elif number == signal.SIGINT and now - self.given > PASSED_ON_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     def __call__(self) -> bool:
-        return self.given
+        return self.given is not None
 
 
 def train(job: Job, here: Processes) -> int:

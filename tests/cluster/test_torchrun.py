@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from free_ports import free_ports
 from process_trees import kill_tree
@@ -135,4 +137,19 @@ def test_pods_that_are_started_again_find_each_other(
             time.sleep(2)
         assert [one.poll() for one in both] == [0, 0], (tmp_path / "said").read_text()
     assert 2 <= starts <= 10
+    assert_same_training(figures(metrics), expected)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_torchrun_starts_a_failed_job_again(agent: Agent, expected: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Fails when ranks that torchrun starts again meet those of the attempt before on its store, and wait for them."""
+    metrics, kept = tmp_path / "metrics.jsonl", str(tmp_path / "kept")
+    with agent("--standalone", "--nproc-per-node=2", "--max-restarts=2", metrics=metrics, checkpoint=kept) as one:
+        wait_for_steps(metrics, [one])
+        ranks = sorted(child.pid for child in psutil.Process(one.pid).children())
+        assert len(figures(metrics)) < STEPS, "the rank was not lost in the middle"
+        os.kill(ranks[-1], signal.SIGKILL)
+        assert one.wait(timeout=300) == 0, (tmp_path / "said").read_text()
+    assert "continuing after step" in (tmp_path / "said").read_text()
     assert_same_training(figures(metrics), expected)

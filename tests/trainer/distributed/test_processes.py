@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -15,9 +16,11 @@ from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.distributed.processes import (
     ALLOCATOR,
     STORE_OF_TORCHRUN,
+    AnyRank,
     Processes,
     agree_on_device,
     first_difference,
+    fresh_name,
     let_segments_grow,
 )
 
@@ -82,6 +85,39 @@ def test_ranks_that_see_different_checkpoints_stop_with_one_line(gloo_pool: Any)
     said = gloo_pool.run(seen_on_a_rank, [same[0], {"the newest checkpoint": "none"}], ring=2)
     assert said[0] == said[1]
     assert "the newest checkpoint is step-00000003 on rank 0 and none on rank 1" in said[0]
+
+
+@pytest.mark.parametrize("left", [(0, 1, 2), (1,), ()], ids=["all had met", "one had", "none had"])
+def test_processes_that_are_started_again_meet_under_a_new_name(left: tuple[int, ...]) -> None:
+    """Fails when a job that torchrun starts again finds addresses of processes that are gone, waits for a key that the
+    attempt before did not write, or when some of its processes take the name of that attempt.
+    """
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=60))
+
+    def attempt(ranks: tuple[int, ...], world_size: int) -> set[str]:
+        with ThreadPoolExecutor(len(ranks)) as threads:
+            return set(threads.map(lambda rank: fresh_name(store, rank, world_size), ranks))
+
+    first = attempt((0, 1, 2), 3)
+    for rank in {0, 1, 2} - set(left):  # as if it had been killed before
+        store.delete_key(f"seen/{rank}")
+    again = attempt((2, 0, 1), 3)
+    fewer = attempt((0, 1), 2)
+    assert len(first) == len(again) == len(fewer) == 1
+    assert len(first | again | fewer) == 3
+
+
+def asked_on_a_rank(mesh: Mesh, says: list[list[bool]]) -> list[bool]:
+    """Runs on each rank of the pool."""
+    asked = AnyRank()
+    return [asked(mine) for mine in says[dist.get_rank()]]
+
+
+def test_all_ranks_learn_in_the_same_round_that_one_was_asked(gloo_pool: Any) -> None:
+    """Fails when ranks leave a loop of collectives in different rounds, or never."""
+    says = [[False] * 4, [False, True, False, False]]
+    assert gloo_pool.run(asked_on_a_rank, says, ring=2) == [[False, False, True, False]] * 2
 
 
 class _Store:

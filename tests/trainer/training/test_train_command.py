@@ -12,7 +12,7 @@ import tarfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from preshard.trainer.config import TrainConfig, make_config, option
 from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.loop import run
 from preshard.trainer.setup import Job, prepare
-from preshard.trainer.train import cli, main
+from preshard.trainer.train import StopRequest, cli, main
 
 
 def steps_of(path: Path) -> list[dict[str, Any]]:
@@ -128,6 +128,71 @@ def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
     # both ranks read the header part, and each crop is read by one of them
     alone_read, both_read = (sum(step["bytes_read"] for step in steps[:2]) for steps in (one, both))
     assert alone_read < both_read < 2 * alone_read
+
+
+def stopped_in_an_evaluation(
+    mesh: Mesh, options: dict[str, object], asks: int
+) -> tuple[int, list[tuple[int, float | None]]]:
+    """The last step done, and steps with their evaluations, if the second rank is asked to stop when it looks for the
+    ``asks``-th time. Runs on each rank of the pool.
+    """
+    looked, seen = [0], []
+
+    def stop() -> bool:
+        looked[0] += 1
+        return mesh.cp.cp_rank == 1 and looked[0] >= asks
+
+    job = prepare(make_config(options), rank=mesh.cp.cp_rank, world_size=2)
+    done = run(job, mesh, torch.device("cpu"), lambda step: seen.append((step.step, step.eval_loss)), stop)
+    return done, seen
+
+
+@pytest.mark.parametrize(("asks", "evaluated"), [(3, False), (99, True)], ids=["in it", "never"])
+def test_a_signal_in_an_evaluation_ends_it_and_saves(
+    gloo_pool: Any, texts: Path, tmp_path: Path, asks: int, evaluated: bool
+) -> None:
+    """Fails when an evaluation goes on until the job is killed, which loses what was learnt since the last checkpoint;
+    or when ranks leave it in different rounds, and wait for each other.
+    """
+    options = {**model_beside(texts), "steps": 2, "ring": 2, "layout": "zigzag", "checkpoint": str(tmp_path / "kept")}
+    options |= {"eval_data": str(texts), "eval_every": 1, "device": "cpu"}
+    for done, seen in gloo_pool.run(stopped_in_an_evaluation, options, asks, ring=2):
+        assert done == (2 if evaluated else 1)
+        assert [(step, loss is not None) for step, loss in seen] == (
+            [(1, True), (2, True)] if evaluated else [(1, False)]
+        )
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [f"step-{done:08d}"]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Signals are handled afterwards as they were."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_passed_on_as_well_is_one_signal(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when the copy of a signal that torchrun passes on ends a rank before it has saved; or when Ctrl-C, once
+    more and later, does not end it.
+    """
+    now = [100.0]
+    monkeypatch.setattr("preshard.trainer.train.time.monotonic", lambda: now[0])
+    stop = StopRequest()
+    assert not stop()
+    for now[0] in (100.0, 100.3, 104.0):
+        signal.raise_signal(number)
+        assert stop()
+    ended = []
+    monkeypatch.setattr("preshard.trainer.train.signal.raise_signal", ended.append)
+    now[0] = 106.0
+    os.kill(os.getpid(), number)
+    assert ended == [number] * (number == signal.SIGINT)
 
 
 def take_place(rank: int, world_size: int, port: int) -> None:
