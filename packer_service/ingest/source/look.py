@@ -151,6 +151,8 @@ def first_rows(file: SourceFile, most: int) -> list[Any]:
 
 def _scanned(opened: Any, file: SourceFile, kind: str, most: int) -> Iterator[Any]:
     scanned = "jsonl" if kind == "object" else kind
+    if head_rows := getattr(SCANNED[scanned], "head_rows", None):
+        return islice(head_rows(opened, file), most)
     found = SCANNED[scanned].scan(opened, file, 0, BYTES if scanned == "jsonl" else 2**62)
     return (row.row for row in islice((row for row in found if row.is_row), most))
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from preshard.packer_service.ingest.source.containers import arrow_batches, compressed, json_array
+from preshard.packer_service.ingest.source.containers import arrow_batches, compressed, json_array, tar_samples
 from preshard.packer_service.ingest.source.containers.compressed import keep_copy, spooled
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.packer_service.ingest.source.files import WHOLE, list_fragments, read_fragment, read_row
@@ -163,7 +163,8 @@ def test_members_of_one_key_are_one_row(tmp_path: Path) -> None:
         ("b/1.mp4", b"video"),
         (f"{long}/2.json", b'{"id": 5, "image": "2.png", "text": "c"}'),
         (f"{long}/2.png", b"picture"),
-        ("c/__meta__/1.json", b"{}"),
+        ("__meta__/1.json", b"{}"),
+        ("._a.jpg", b"of macOS"),
         ("README", b"no extension"),
     ]
     first, second, third, fourth = rows_of(one(tar_of(tmp_path / "f.tar", members)))
@@ -180,6 +181,7 @@ def test_members_of_one_key_are_one_row(tmp_path: Path) -> None:
         ([("1.json", b"{"), ("1.jpg", b"x")], "the member json is not JSON"),
         ([("1.txt", b"\xff")], "the member txt is not UTF-8"),
         ([("1.json", b'{"image": "other.jpg"}'), ("1.jpg", b"x")], "image stands in json"),
+        ([("1.txt", b"a"), ("1.TXT", b"b")], "the sample has two members 'txt'; leave one of them out"),
     ],
 )
 def test_a_wrong_sample_is_a_reject(tmp_path: Path, members: list[tuple[str, bytes]], reason: str) -> None:
@@ -187,6 +189,116 @@ def test_a_wrong_sample_is_a_reject(tmp_path: Path, members: list[tuple[str, byt
     [row] = rows_of(one(tar_of(tmp_path / "f.tar", members)))
     assert isinstance(row, DocumentError)
     assert reason in str(row)
+
+
+def written(path: Path, members: list[tuple[str, bytes | str | int]]) -> Path:
+    """A tar of files, by their bytes, and of symbolic and hard links, by what they stand for (``=name`` is a hard one).
+
+    A number is a sparse file of three blocks and so many zeros between each of them.
+    """
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in members:
+            info, data = tarfile.TarInfo(name), b""
+            if isinstance(content, str):
+                hard = content.startswith("=")
+                info.type, info.linkname = tarfile.LNKTYPE if hard else tarfile.SYMTYPE, content.removeprefix("=")
+            elif isinstance(content, int):
+                at = [number * (512 + content) for number in range(3)]
+                map_of = "\n".join(["3", *(f"{place}\n512" for place in at), ""]).encode()
+                data = map_of.ljust(512, b"\0") + b"".join(bytes([65 + number]) * 512 for number in range(3))
+                size = str(at[-1] + 512)
+                info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": size,
+                                    "GNU.sparse.name": name}  # fmt: skip
+            else:
+                data = content
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+LINKED: list[tuple[str, bytes | str | int]] = [
+    ("a/0.jpg", b"first"),
+    ("a/0.txt", b"zero"),
+    ("a/1.jpg", "=a/0.jpg"),
+    ("a/1.txt", b"one"),
+    ("a/2.jpg", "0.jpg"),
+    ("a/2.txt", "../b/3.txt"),
+    ("a/3.jpg", "2.jpg"),
+    ("a/3.txt", b"three"),
+    ("a/4.bmp", 1000),
+    ("a/4.txt", b"four"),
+    ("a/5.bmp", "4.bmp"),
+    ("a/5.txt", b"five"),
+    ("b/3.txt", b"another three"),
+    (".store/ab12", b"blob"),
+    ("c/6.jpg", "../.store/ab12"),
+    ("c/6.txt", b"six"),
+]
+
+
+@pytest.mark.parametrize("name", ["f.tar", "f.tgz"])
+def test_links_and_sparse_members_are_read_as_tarfile_reads_them(tmp_path: Path, name: str) -> None:
+    """Fails when a sample lacks what is a link, a sparse member is bytes of its neighbour, or a row is another one when
+    it is read again, in a process that did not measure it."""
+    plain = written(tmp_path / "plain", LINKED)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(plain.read_bytes()) if name == "f.tgz" else plain.read_bytes())
+    with tarfile.open(plain) as tar:
+        expected = {member.name: tar.extractfile(member).read() for member in tar if not member.isdir()}  # type: ignore[union-attr]
+    assert expected["a/5.bmp"] == b"A" * 512 + bytes(1000) + b"B" * 512 + bytes(1000) + b"C" * 512
+    [fragment] = list_fragments([one(path)])
+    found = [(reference, row) for _, reference, row in read_fragment(fragment).rows]
+    assert [row["id"].removeprefix(name) for _, row in found] == [
+        *(f"/a/{number}" for number in range(6)), "/b/3", "/c/6"
+    ]  # fmt: skip
+    seen = 0
+    for reference, row in found:
+        key = row["id"].removeprefix(f"{name}/")
+        assert row["txt"].encode() == expected[f"{key}.txt"]
+        for suffix in ("jpg", "bmp"):
+            if f"{key}.{suffix}" in expected:
+                assert row["image"] == expected[f"{key}.{suffix}"]
+                seen += 1
+        tar_samples._LINKS.clear()
+        assert read_row(fragment.file, reference) == row
+    assert seen == 7
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ([("0.jpg", "1.jpg"), ("0.txt", b"a")], "'0.jpg' is a link to '1.jpg', which is no file in the tar; add files"),
+        ([("0.jpg", "=1.jpg"), ("0.txt", b"a"), ("1.jpg", b"x")], "which is no file in the tar"),  # it stands behind
+        ([("0.jpg", "0.png"), ("0.png", "0.jpg"), ("0.txt", b"a")], "and its links lead in a circle"),
+        ([("0.txt", b"a"), ("1.txt", b"b"), ("0.jpg", b"x")], "of '0' stand in 2 places of the tar, with others"),
+    ],
+)
+def test_a_sample_that_is_not_whole_is_a_reject(
+    tmp_path: Path, members: list[tuple[str, bytes | str | int]], reason: str
+) -> None:
+    """Fails when text is packed without the picture that its sample names, or has further on."""
+    rows = rows_of(one(written(tmp_path / "f.tar", members)))
+    assert reason in str(rows[0])
+    assert not [row for row in rows if isinstance(row, dict) and row["id"] == "f.tar/0"]
+
+
+def test_what_lies_behind_the_end_of_a_tar_is_said(tmp_path: Path) -> None:
+    """Fails when the second of two tars that were joined, or what follows a damaged header, vanishes: for tarfile a tar
+    ends there."""
+    data = tar_of(tmp_path / "f.tar", [(f"{i}.txt", b"a") for i in range(3)]).read_bytes()
+    assert data[1024:1025] == b"1", "the second header is not there"
+    for whole, kept, reason in (
+        (data + data, 3, "from byte 3072 on (it ends there, and another file follows)"),
+        (
+            data[:1024] + b"\xff" + data[1025:],
+            0,
+            "from byte 1024 on (no header of a member); the sample before it, '0'",
+        ),
+    ):
+        (tmp_path / "f.tar").write_bytes(whole)
+        *rows, last = rows_of(one(tmp_path / "f.tar"))
+        assert [row["id"] for row in rows] == [f"f.tar/{i}" for i in range(kept)]
+        assert reason in str(last)
 
 
 def test_a_tar_that_is_cut_short_keeps_what_is_before(tmp_path: Path) -> None:

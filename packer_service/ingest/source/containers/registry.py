@@ -26,7 +26,8 @@ SCANNED: dict[str, ModuleType] = {
     **NUMBERED,
 }
 """Containers whose rows are ranges of bytes: ``scan`` finds them, ``decode`` reads one again, and a task measures
-``FRAGMENT_BYTES``, or the whole file where there is no such number."""
+``FRAGMENT_BYTES``, or the whole file where there is no such number. ``head_rows`` gives the first rows of a container
+that ``scan`` reads as a whole before it gives one."""
 
 TABLES: dict[str, ModuleType] = {"parquet": row_groups, "arrow": arrow_batches}
 """Containers of groups of rows: ``schema``, ``fragments``, ``first_rows``, and one ``group`` by its number."""
