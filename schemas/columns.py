@@ -104,6 +104,25 @@ def _pairs(given: Any, example: str) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(given.items()))
 
 
+def _as_renamed(given: Any) -> Any:
+    """Columns with the names under which they are read, sorted: a mapping in YAML and JSON, and pairs in a model."""
+    given = dict(given) if isinstance(given, tuple) else given
+    is_mapping = isinstance(given, dict) and len(given) <= MAX_COLUMNS
+    if not is_mapping or not all(isinstance(name, str) and name for pair in given.items() for name in pair):
+        raise ValueError(
+            f"{given!r:.200} is not a mapping of at most {MAX_COLUMNS} columns to names; give one: {{pics: images}}"
+        )
+    if len(set(given.values())) < len(given):
+        raise ValueError(f"{given!r:.200} gives two columns one name")
+    return tuple(sorted(given.items()))
+
+
+RenamedColumns = Annotated[
+    tuple[tuple[str, str], ...],
+    BeforeValidator(_as_renamed),
+    PlainSerializer(dict, return_type=dict[str, str]),
+]
+
 TokenColumns = Annotated[
     tuple[tuple[str, str], ...],
     BeforeValidator(_as_token_columns),

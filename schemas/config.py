@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from preshard.schemas.columns import KeptColumns, TokenColumn, TokenColumns
+from preshard.schemas.columns import KeptColumns, RenamedColumns, TokenColumn, TokenColumns
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
@@ -92,6 +92,9 @@ class PackConfig(ConfigSection):
         "from_row", description="Whether the row's column `source` names its source, or the name of its file does."
     )
     ignore_columns: Names = Field((), description="Columns of the source that are left out.")
+    rename_columns: RenamedColumns = Field(
+        (), description="Columns of the source that are read under another name: `{pics: images, query: question}`."
+    )
     ignore_fields: IgnorableFields = Field(
         (), description="Fields beside the content of messages that are left out, as if no row had them."
     )

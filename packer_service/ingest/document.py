@@ -23,6 +23,10 @@ LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 """Of a turn and of a document, where it is not 0: products of the two are far from what float32 cannot hold."""
 
 
+LONGEST_LABEL, SHOWN_CHARACTERS = 400, 60
+"""Most characters of a path that messages repeat, and those of a longer one."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Medium:
     """One image or video that a document shows.
@@ -57,6 +61,8 @@ class Medium:
         if self.frames:
             return f"{self.frames[0].label} and the {len(self.frames) - 1} frames after it"
         name = without_secrets(self.uri) if self.uri is not None else "inline bytes"
+        if len(name) > LONGEST_LABEL:
+            name = f"{name[:SHOWN_CHARACTERS]}... ({len(name):,} characters)"
         return name if self.page is None else f"{name}, page {self.page + 1}"
 
 
@@ -118,7 +124,8 @@ class Document:
 
     ``values`` are those of columns of tokens, by name: an entry for each token, for each turn of an assistant, or one
     for all tokens under loss; NaN where there is none. ``kept`` are values that documents keep. ``weight`` multiplies
-    the loss of every token, from :data:`LEAST_WEIGHT` to :data:`MOST_WEIGHT`.
+    the loss of every token, from :data:`LEAST_WEIGHT` to :data:`MOST_WEIGHT`. ``unfilled`` is a placeholder in the text
+    of a document that shows nothing, and the row's columns that nothing reads.
     """
 
     text: str | None = None
@@ -135,6 +142,7 @@ class Document:
     values: tuple[tuple[str, np.ndarray], ...] = ()
     kept: tuple[tuple[str, Kept], ...] = ()
     rejected: Document | None = None
+    unfilled: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:

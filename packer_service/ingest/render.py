@@ -102,6 +102,8 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
         DocumentError: ``too_long``: it has more than ``MAX_TOKENS`` tokens; ``bad_row``: it cannot be written, or text
             in it spells a special token that its chat template would make of it; ``empty``: nothing carries loss.
     """
+    if document.unfilled and renderer.family.shows:
+        raise DocumentError("bad_row", _without_media(*document.unfilled))
     if document.is_plain:
         return render_plain(renderer, document.text or "")
     if document.tokens is not None:
@@ -147,6 +149,13 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
         media=tuple(zip(media, placed, strict=True)),
         columns=render_columns(renderer, document, loss, answers, branch_ids),
     )
+
+
+def _without_media(mark: str, *unread: str) -> str:
+    """Why a document with a placeholder and nothing to show is rejected."""
+    found = f"the text has {mark}, and the row shows no image or video"
+    columns = f"; columns that nothing reads: {', '.join(unread)}" if unread else ""
+    return f"{found}{columns}; give the medium in a column that the form reads, or write the text without {mark}"
 
 
 def write_marks(renderer: Renderer, document: Document, placements: Sequence[Placement], stream: TokenStream) -> int:

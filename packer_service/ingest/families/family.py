@@ -163,6 +163,11 @@ class Family:
         if "video" in kinds and type(self).video is Family.video:
             raise DocumentError("bad_row", f"shows a video, and {self.model_type} takes none")
 
+    @property
+    def shows(self) -> bool:
+        """Whether it takes images or videos."""
+        return type(self).image is not Family.image
+
     def within(self, medium: Medium) -> Family:
         """The family with the limits of pixels that a row gives this image or video.
 

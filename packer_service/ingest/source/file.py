@@ -34,11 +34,12 @@ class SourceFile:
 
     ``label`` names it in results, and is the same wherever the source lies. ``kind`` is its container, ``compression``
     what is around that, if anything. ``form`` names the form of its rows, ``form_sha256`` is that of the source of a
-    form of the user's own, and ``columns`` are those of a table that are read (None: all). ``source`` is that of all of
-    its rows, where the file's name says it. ``copy`` is where the job keeps what is read of a compressed file again and
-    again; it is no part of what the file is. ``dataset`` says which one it is. ``beneath`` tells apart the folders that
-    relative references of the job's files are relative to, wherever the source lies. ``media_root`` and ``media_roots``
-    are what the command says of media: see :attr:`media`.
+    form of the user's own, and ``columns`` are those of a table that are read (None: all), ``unread`` the others, and
+    ``renamed`` those that rows have under another name, each with that. ``source`` is that of all of its rows, where
+    the file's name says it. ``copy`` is where the job keeps what is read of a compressed file again and again; it is no
+    part of what the file is. ``dataset`` says which one it is. ``beneath`` tells apart the folders that relative
+    references of the job's files are relative to, wherever the source lies. ``media_root`` and ``media_roots`` are what
+    the command says of media: see :attr:`media`.
     """
 
     label: str
@@ -50,6 +51,8 @@ class SourceFile:
     form: str = "messages"
     form_sha256: str | None = None
     columns: tuple[str, ...] | None = None
+    unread: tuple[str, ...] = field(default=(), compare=False)
+    renamed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     source: str | None = None
     dataset: DatasetIdentity | None = None
     copy: str | None = field(default=None, compare=False)
@@ -72,6 +75,21 @@ class SourceFile:
     def is_remote(self) -> bool:
         """Whether it lies in an object store, where every read is a request."""
         return is_remote(self.uri)
+
+    def named_row(self, row: Any) -> Any:
+        """A row, as its container gives it, with the columns that have another name under that.
+
+        A row that has both names becomes the reason why it cannot be read.
+        """
+        if not self.renamed or not isinstance(row, dict):
+            return row
+        names = dict(self.renamed)
+        given = {name: value for name, value in row.items() if value is not None}
+        for name in given.keys() & names.keys():
+            if names[name] in given and names[name] not in names:
+                reason = f"has {names[name]} and {name}, which rename_columns gives this name; leave one of them out"
+                return DocumentError("bad_row", reason)
+        return {names.get(name, name): value for name, value in row.items() if name in given or name not in names}
 
     def location(self, line: int) -> str:
         """How results name a row: by the file's label and the row's number from 1."""

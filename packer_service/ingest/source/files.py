@@ -61,7 +61,9 @@ def read_fragment(fragment: Fragment) -> FragmentRows:
         OSError: the file cannot be read.
     """
     found = FragmentRows(rows=iter(()))
-    found.rows = _table_rows(fragment, found) if fragment.file.kind in TABLES else _scanned_rows(fragment, found)
+    rows = _table_rows(fragment, found) if fragment.file.kind in TABLES else _scanned_rows(fragment, found)
+    named_row = fragment.file.named_row
+    found.rows = ((number, place, named_row(row)) for number, place, row in rows) if fragment.file.renamed else rows
     return found
 
 
@@ -114,6 +116,10 @@ def read_row(file: SourceFile, reference: RowReference) -> Any:
     Raises:
         OSError: the file cannot be read any more.
     """
+    return file.named_row(_row(file, reference))
+
+
+def _row(file: SourceFile, reference: RowReference) -> Any:
     if file.kind in TABLES:
         try:
             group: TableRows = TABLES[file.kind].group(file, reference.offset)

@@ -23,18 +23,20 @@ from preshard.packer_service.ingest.source.forms.detect import (
     AUTO,
     FLAG,
     KINDS,
+    MEDIA,
     MESSAGES,
     NUMBER,
     OBJECTS,
     OTHER,
+    PLACE_COLUMNS,
     Columns,
     Form,
     detect,
     find_form,
     formless,
-    kind_of_value,
-    overlooked,
+    kinds_of_row,
 )
+from preshard.packer_service.ingest.source.forms.overlooked import overlooked
 from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -62,8 +64,14 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
         raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
     if found is None:
         return None
-    kind, columns = found
-    columns = {name: holds for name, holds in columns.items() if name not in config.ignore_columns}
+    kind, every = found
+    names = dict(config.rename_columns)
+    if twice := [name for name in every if name in names and names[name] in every and names[name] not in names]:
+        both = f"{names[twice[0]]} and {twice[0]}, which rename_columns gives this name"
+        raise ConfigError(f"SOURCE {file.label}: has {both}; leave one of them out")
+    every = {names.get(name, name): holds for name, holds in every.items()}
+    file = replace(file, renamed=config.rename_columns)
+    columns = {name: holds for name, holds in every.items() if name not in config.ignore_columns}
     detected = detect(columns)
     if kind == "object":
         if detected is None:
@@ -74,23 +82,44 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
         leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the file out"
         raise ConfigError(f"SOURCE {file.label}: {formless(columns)}; {leave_out}")
     form = form or MESSAGES  # no row of it can be read, and each is a reject
+    if kind in TABLES:
+        columns |= _as_they_are(file, form, columns)
     if reason := overlooked(columns, form, config.columns_read):
         raise ConfigError(f"SOURCE {file.label}: {reason}")
     left = [name for name in columns if not form.reads(name, columns) and not _is_named(name, config)]
+    read = _read_columns(form, columns, config)
     ready = replace(
         with_index(file) if kind in NUMBERED else file,
         kind=kind,
         form=form.name,
         form_sha256=source_hash(form.name) if is_custom(form.name) else None,
-        columns=_read_columns(form, columns, config) if kind in TABLES else None,
+        columns=_as_stored(read, file) if kind in TABLES else None,
+        unread=tuple(name for name in every if name not in read) if kind in TABLES else (),
     )
     # Rows of JSON are looked at again while they are measured: these first ones may lack a column of others.
     return ready, left if kind in TABLES else []
 
 
+def _as_they_are(file: SourceFile, form: Form, columns: Columns) -> Columns:
+    """What columns that the form does not read hold, of which their types do not tell: those of first rows."""
+    left = [name for name, kind in columns.items() if kind == OTHER and not form.reads(name, columns)]
+    if not left:
+        return {}
+    if any(name in PLACE_COLUMNS for name in left):  # their placeholders stand in columns that are read
+        left = list(columns)
+    rows = [row for row in first_rows(replace(file, columns=_as_stored(left, file)), TRIED) if isinstance(row, dict)]
+    return {name: kind for name, kind in _of_rows(rows).items() if KINDS.index(kind) > KINDS.index(columns[name])}
+
+
 def _read_columns(form: Form, columns: Columns, config: PackConfig) -> tuple[str, ...]:
-    read = [name for name in columns if form.reads(name, columns) or _is_named(name, config)]
+    read = [name for name in columns if form.reads(name, columns) or _is_named(name, config) or name in PLACE_COLUMNS]
     return tuple(read if form.more is None else sorted(read))
+
+
+def _as_stored(columns: Iterable[str], file: SourceFile) -> tuple[str, ...]:
+    """The names that columns have in a file."""
+    names = {name: stored for stored, name in file.renamed}
+    return tuple(names.get(name, name) for name in columns)
 
 
 def _is_named(column: str, config: PackConfig) -> bool:
@@ -105,7 +134,7 @@ def doubt_of(file: SourceFile, config: PackConfig) -> str | None:
         for row in first_rows(file, TRIED):
             try:
                 if not isinstance(row, DocumentError):
-                    parse_row(row, file.form, config)
+                    parse_row(row, file.form, config, file.unread)
                     return None
                 reasons.append(str(row))
             except DocumentError as error:
@@ -141,12 +170,11 @@ def first_rows(file: SourceFile, most: int) -> list[Any]:
         OSError: the file cannot be read.
     """
     if file.kind in TABLES:
-        rows: list[Any] = TABLES[file.kind].first_rows(file, most)
-        return rows
+        return [file.named_row(row) for row in TABLES[file.kind].first_rows(file, most)]
     if file.kind not in SCANNED:
         return []
     with _beginning(file) as opened:
-        return list(_scanned(opened, file, file.kind, most))
+        return [file.named_row(row) for row in _scanned(opened, file, file.kind, most)]
 
 
 def _scanned(opened: Any, file: SourceFile, kind: str, most: int) -> Iterator[Any]:
@@ -180,10 +208,8 @@ def _kind_of_json(opened: Any) -> str | None:
 def _of_rows(rows: Iterable[Any]) -> Columns:
     columns: dict[str, str] = {}
     for row in rows:
-        for name, value in row.items() if isinstance(row, dict) else ():
-            if value is not None:
-                kind = kind_of_value(value)
-                columns[name] = max(kind, columns.get(name, kind), key=KINDS.index)
+        for name, kind in kinds_of_row(row).items() if isinstance(row, dict) else ():
+            columns[name] = max(kind, columns.get(name, kind), key=KINDS.index)
     return columns
 
 
@@ -200,7 +226,10 @@ def _kind(kind: pa.DataType) -> str:
         return FLAG
     if any(test(kind) for test in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)):
         return NUMBER
-    is_object = is_list(kind) and any(test(_item(kind)) for test in (pa.types.is_struct, pa.types.is_map))
+    inner = _item(kind) if is_list(kind) else stored_type(kind)
+    if pa.types.is_struct(inner) and {field.name for field in inner} == {"bytes", "path"}:
+        return MEDIA
+    is_object = is_list(kind) and (pa.types.is_struct(inner) or pa.types.is_map(inner))
     return OBJECTS if is_object else OTHER
 
 

@@ -10,9 +10,11 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from preshard.packer_service.ingest.document import Document
-from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, overlooked
+from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, kinds_of_row, named
 from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kept_value, kind_of, shown
+from preshard.packer_service.ingest.source.forms.fill import unfilled_mark
 from preshard.packer_service.ingest.source.forms.messages import loss_weight
+from preshard.packer_service.ingest.source.forms.overlooked import overlooked
 from preshard.packer_service.ingest.source.forms.tokens import column_values
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
@@ -50,7 +52,9 @@ def id_text(value: Any) -> Any:
         return None
 
 
-def parse_row(row: Any, form: str = "messages", config: PackConfig = DEFAULTS) -> Document:
+def parse_row(
+    row: Any, form: str = "messages", config: PackConfig = DEFAULTS, unread: Collection[str] = ()
+) -> Document:
     """Checks a row, and returns its document.
 
     Null fields count as missing, since Parquet has every field in every row. Fields that the form does not read are the
@@ -60,6 +64,7 @@ def parse_row(row: Any, form: str = "messages", config: PackConfig = DEFAULTS) -
         row: what a container gave.
         form: name of its form.
         config: which columns are left out, have numbers for tokens or turns, or are kept.
+        unread: columns of its file that were left out when the row was read.
 
     Raises:
         DocumentError: ``bad_row`` with the field, its value and what is legal, or ``empty``.
@@ -75,15 +80,34 @@ def parse_row(row: Any, form: str = "messages", config: PackConfig = DEFAULTS) -
             values[column.name] = column_values(column, given[column.name])
         elif not column.optional:
             bad(f"has no {column.name}; give it, or let rows lack it by the type '{column.dtype} or 0'")
-    columns = {name: kind_of_value(value) for name, value in given.items()}
+    columns = kinds_of_row(given)
     if reason := overlooked(columns, found, config.columns_read):
         bad(reason)
     document = found.parse(given)
+    if (mark := _unfilled(document, found)) is not None:
+        left = [
+            *unused_columns(given, found, config),
+            *(name for name in config.ignore_columns if name in row),
+            *unread,
+        ]
+        document = replace(document, unfilled=(mark, *map(named, dict.fromkeys(left))))
     document = document.with_values(values) if values else document
     if config.keep_columns:
         kept = tuple((name, kept_value(kind, given.get(name), name)) for name, kind in config.keep_columns)
         document = replace(document, kept=kept)
     return _weighed(document, given["document_weight"]) if "document_weight" in given else document
+
+
+def _unfilled(document: Document, form: Form) -> str | None:
+    """A placeholder of an image or video in a document that shows none; pre-training text may hold what it likes."""
+    texts = [document.text or ""] if form.name == "caption" else []
+    if document.text is None:
+        inside = (part for branch in document.branches for message in branch for part in message.parts)
+        for part in (*document.shared, *document.prompt, *(document.interleaved or ()), *inside):
+            if not isinstance(part, str):
+                return None
+            texts.append(part)
+    return next((mark for text in texts if (mark := unfilled_mark(text)) is not None), None)
 
 
 def _weighed(document: Document, value: Any) -> Document:

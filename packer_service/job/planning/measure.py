@@ -50,7 +50,7 @@ LOADED_PACKS = 16
 MAX_UNUSED_NAME = 80
 """Most characters of the name of an unused column."""
 
-LATER_FIELDS = ("answer", "tokens", "values", "kept")
+LATER_FIELDS = ("answer", "tokens", "values", "kept", "unfilled")
 """Fields that rows of earlier versions did not have: without them a row keeps its hash, by which equal ids are
 numbered."""
 
@@ -131,7 +131,7 @@ def _parsed(content: Any, file: SourceFile, config: PackConfig) -> Document | Do
     if isinstance(content, DocumentError):
         return content
     try:
-        return parse_row(content, file.form, config)
+        return parse_row(content, file.form, config, file.unread)
     except DocumentError as error:
         return error
 

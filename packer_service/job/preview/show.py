@@ -82,7 +82,7 @@ def show_document(
     try:
         if isinstance(found.row, DocumentError):
             raise found.row
-        document = parse_row(found.row, found.fragment.file.form, config)
+        document = parse_row(found.row, found.fragment.file.form, config, found.fragment.file.unread)
         pieces = render_pieces(document, found.fragment.file.media, config)
     except DocumentError as error:
         raise RejectedError(f"{found.location}: would be rejected: {error.code}: {error}") from None

@@ -175,7 +175,7 @@ def _parsed(row: object, fragment: Fragment, config: PackConfig) -> DrawnRow:
     try:
         if isinstance(row, DocumentError):
             raise row
-        document = parse_row(row, fragment.file.form, config)
+        document = parse_row(row, fragment.file.form, config, fragment.file.unread)
     except DocumentError as error:
         document = error
     return DrawnRow(document=document, media=fragment.file.media)

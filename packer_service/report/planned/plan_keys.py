@@ -30,6 +30,7 @@ UNANSWERED = {
     "form": NO_ROW,
     "ignore": NO_ROW,
     "ignore_columns": NO_ROW,
+    "rename_columns": NO_ROW,
     "ignore_fields": NO_ROW,
     "token_columns": NO_ROW,
     "keep_columns": NO_ROW,
@@ -54,6 +55,7 @@ _MAPPINGS: dict[str, Kind] = {
     "mixture": "weights",
     "token_columns": "types",
     "keep_columns": "types",
+    "rename_columns": "types",
     "curriculum": "phases",
 }
 _LISTS: dict[str, Kind] = {"integer": "integers", "string": "names"}

@@ -17,9 +17,9 @@ from preshard.packer_service.ingest.source.forms.detect import (
     Columns,
     detect,
     formless,
-    is_telling,
     kind_of_value,
 )
+from preshard.packer_service.ingest.source.forms.overlooked import is_telling
 from preshard.packer_service.ingest.source.rows import parse_row, row_identity
 from preshard.schemas.errors import DocumentError
 

@@ -16,6 +16,9 @@ from preshard.schemas.files.filesystem import locate
 
 Columns = tuple[str, ...] | None
 
+PAGE_BYTES = 2**20
+"""Bytes that are read at a time where a few rows are wanted, not the whole of a column in a row group."""
+
 CACHED_BYTES = 256 * 2**20
 """Most memory of the row groups that a process keeps; the last one read is kept whatever its size."""
 
@@ -86,7 +89,8 @@ def first_rows(file: SourceFile, most: int) -> list[Any]:
     filesystem, path = locate(file.uri)
     try:
         with filesystem.open_input_file(path) as opened:
-            batches = pq.ParquetFile(opened).iter_batches(most, columns=list(file.columns or ()))
+            parquet = pq.ParquetFile(opened, buffer_size=PAGE_BYTES)
+            batches = parquet.iter_batches(most, columns=list(file.columns or ()))
             found = TableRows(pa.Table.from_batches([next(batches, pa.record_batch({}))]))
             return [found.row(i) for i in range(len(found))]
     except (pa.ArrowException, UnicodeDecodeError):

@@ -22,7 +22,7 @@ from cachetools import LRUCache
 from preshard.packer_service.ingest.source.containers.compressed import read_content
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
 from preshard.packer_service.ingest.source.file import Found, SourceFile
-from preshard.packer_service.ingest.source.forms.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from preshard.packer_service.ingest.source.forms.inline import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from preshard.schemas.errors import DocumentError
 
 MAX_SAMPLE_BYTES = 512 * 2**20

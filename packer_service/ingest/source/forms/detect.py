@@ -1,9 +1,9 @@
-"""Which form a file's rows have, told by their columns; and columns that nobody may overlook."""
+"""Which form a file's rows have, told by their columns."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -13,9 +13,15 @@ from typing import Any
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.source.forms import dialogues, texts, tokens
 from preshard.packer_service.ingest.source.forms.custom import is_custom, parse_by
-from preshard.packer_service.ingest.source.forms.fields import shown
-from preshard.packer_service.ingest.source.forms.fill import CLIP_COLUMNS, MEDIA_COLUMNS, VIDEO_COLUMNS
-from preshard.packer_service.ingest.source.forms.media import NOT_FOLLOWED, PIXELS
+from preshard.packer_service.ingest.source.forms.fields import SHOWN_CHARACTERS
+from preshard.packer_service.ingest.source.forms.fill import (
+    CLIP_COLUMNS,
+    COLUMNS,
+    MEDIA_COLUMNS,
+    VIDEO_COLUMNS,
+    numbered_column,
+)
+from preshard.packer_service.ingest.source.forms.inline import holds_media
 from preshard.packer_service.ingest.source.forms.messages import TEMPLATE_COLUMNS
 from preshard.schemas.errors import ConfigError
 
@@ -26,15 +32,39 @@ IDENTITY = ("id", "source", "document_weight")
 
 Columns = Mapping[str, str]
 """Names of columns, each with the kind of what it holds, as :func:`kind_of_value` says it."""
-KINDS = FLAG, NUMBER, OTHER, OBJECTS = "flag", "number", "other", "list of objects"
+KINDS = FLAG, NUMBER, OTHER, OBJECTS, MEDIA, PLACES = (
+    "flag", "number", "other", "list of objects", "media", "values of places"
+)  # fmt: skip
 """The later ones tell more of a column whose rows differ."""
+
+PLACE_COLUMNS = {"objects": ("<ref-object>", "<bbox>")}
+"""Columns whose values placeholders of a text stand for, as ms-swift has them."""
 
 
 def kind_of_value(value: Any) -> str:
     """The kind of a value of a row."""
     if isinstance(value, int | float):
         return FLAG if isinstance(value, bool) else NUMBER
+    if holds_media(value):
+        return MEDIA
     return OBJECTS if isinstance(value, list) and any(isinstance(item, dict) for item in value) else OTHER
+
+
+def kinds_of_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a row."""
+    columns = {name: kind_of_value(value) for name, value in row.items() if value is not None}
+    for name, marks in PLACE_COLUMNS.items():
+        if name in columns and _spells(row, marks):
+            columns[name] = PLACES
+    return columns
+
+
+def _spells(value: Any, marks: tuple[str, ...]) -> bool:
+    """Whether any text in a value holds one of some marks."""
+    if isinstance(value, str):
+        return any(mark in value for mark in marks)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_spells(each, marks) for each in inside)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +95,8 @@ class Form:
             return False
         if self.turns is not None and "texts" in columns and (columns["texts"] == OBJECTS) != self.turns:
             return False
-        return any(all(name in columns for name in group) for group in self.needs)
+        present = {*columns, *({"image"} if any(numbered_column(name) == "image" for name in columns) else ())}
+        return any(all(name in present for name in group) for group in self.needs)
 
     def reads(self, column: str, columns: Columns) -> bool:
         """Whether it reads a column of a file or row with these columns."""
@@ -76,7 +107,13 @@ class Form:
             return any(name in columns and self.reads(name, columns) for name in beside)
         if column == "frames" and columns.get("frames") in (NUMBER, FLAG):
             return False  # how many a video has
-        return column in self.more or any(column in group for group in self.needs)
+        if (kind := numbered_column(column)) is not None:
+            alone = not any(name in columns for name in COLUMNS[kind])
+            return self._has(kind) and alone and columns.get(column) not in (NUMBER, FLAG)
+        return self._has(column)
+
+    def _has(self, column: str) -> bool:
+        return self.more is None or column in self.more or any(column in group for group in self.needs)
 
 
 _CHAT = (*MEDIA_COLUMNS, "tools")
@@ -170,20 +207,7 @@ FORMS: tuple[Form, ...] = (
 
 MESSAGES = next(form for form in FORMS if form.name == "messages")
 
-_TELLING = re.compile(
-    r"(?i)^(.*[_.])?(image|img|picture|photo|frame|video|clip|audio|speech|sound|message|conversation|dialog|dialogue|chat"
-    r"|turn|jpe?g|png|webp|gif|mp4|webm|mkv|mov|wav|mp3|flac|medi)"
-    r"(s|a|um)?([_.](paths?|urls?|uris?|files?|names?|bytes|lists?))?$"
-)
-_PREFERENCES = {"chosen", "rejected", "rejected_response", "rejected_messages"}
-_OF_A_QUESTION = ("context", "passage", "choices", "options")
-"""Columns without which many questions mean something else."""
-_OF_A_PROMPT = (*(name for name in dialogues.QUESTIONS if name != "prompt"), *dialogues.SYSTEMS, "input", "history")
-"""Columns that answers belong to, and that the form ``preferences`` reads in ``prompt`` alone."""
-_BELONGS = {"question_answer": ("question", _OF_A_QUESTION), "preferences": ("prompt", _OF_A_PROMPT)}
-"""By form, columns that it does not read, and where their values belong."""
-_OF_A_PART = ("fps", "sample_fps", "max_frames", *PIXELS, *NOT_FOLLOWED)
-"""Columns that say how an image or video beside them is shown, or how the file itself is."""
+OF_A_PREFERENCE = {"chosen", "rejected", "rejected_response", "rejected_messages"}
 SHOWN_COLUMNS = 8
 """Columns that a message names."""
 
@@ -210,58 +234,14 @@ def find_form(name: str) -> Form:
     return found
 
 
-def is_telling(column: str) -> bool:
-    """Whether a column's name says that it holds media or conversation, which must not be left out in silence."""
-    return bool(_TELLING.match(column))
-
-
-def overlooked(columns: Columns, form: Form, named_by_user: Collection[str] = ()) -> str | None:
-    """Why the columns of a file or row must not be read in a form: one of them would be left out, and what to do.
-
-    Args:
-        columns: the columns.
-        form: the form.
-        named_by_user: columns that the configuration reads.
-    """
-    left = [name for name in columns if not form.reads(name, columns) and name not in named_by_user]
-    for name in left:
-        leave_out = f"--set 'ignore_columns=[{named(name)}]' leaves it out"
-        if name in _PREFERENCES and form is not MESSAGES:
-            remedy = "--form preferences reads chosen and rejected, and a prompt"
-            return f"{form.title} does not read the column {name} of a preference; {remedy}; {leave_out}"
-        if (place := _BELONGS.get(form.name)) and name in place[1]:
-            return f"the column {name} is not read by {form.title}; write it into the {place[0]}, or {leave_out}"
-        if name == "label" and columns[name] == FLAG and form.name in ("prompt_completion", "question_answer"):
-            all_learnt = "says which answers are bad, and all would be learnt; filter the rows"
-            return f"the column label {all_learnt}, or {leave_out}"
-        if name in _OF_A_PART and any(form.reads(medium, columns) for medium in MEDIA_COLUMNS if medium in columns):
-            how = NOT_FOLLOWED.get(name, "a setting belongs into the part of its image or video in messages")
-            return f"the column {name} beside images or videos is not read: {how}; {leave_out}"
-        if columns[name] not in (NUMBER, FLAG) and is_telling(name):
-            return f"the column {named(name)} is not read by {form.title}; {_remedy(name, form, columns, leave_out)}"
-    return None
-
-
 def named(column: str) -> str:
-    """A column's name as messages repeat it."""
-    return column if column.isidentifier() else shown(column)
-
-
-def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
-    """What reads a column that a form does not; ``columns`` are all that stand beside it."""
-    others = [other for other in FORMS if other is not form and other.reads(column, columns)]
-    fitting = [other.name for other in others if other.fits(columns)]
-    if fitting:
-        return f"--form {' or '.join(fitting)} reads it, and {leave_out}"
-    if others:
-        names = ", ".join(other.name for other in others)
-        return f"the forms {names} read it beside other columns of theirs, and {leave_out}"
-    return f"no form but one of your own (--form package.module:function) reads it, and {leave_out}"
+    """A column's name as messages repeat it, and options between single quotes take it."""
+    return column if column.isidentifier() else json.dumps(column, ensure_ascii=False)[:SHOWN_CHARACTERS]
 
 
 def formless(columns: Columns) -> str:
     """Why rows with these columns have no form, and what comes nearest."""
-    if found := sorted(_PREFERENCES & columns.keys()):
+    if found := sorted(OF_A_PREFERENCE & columns.keys()):
         nearest = "the form preferences reads both answers, as chosen and rejected: rename the columns"
         return f"{' and '.join(found)} alone is not a preference; {nearest}"
     if "completions" in columns:

@@ -16,7 +16,7 @@ from preshard.packer_service.ingest.source.forms.fields import (
     strict_object,
     string,
 )
-from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply, filled_document
+from preshard.packer_service.ingest.source.forms.fill import MEDIA_COLUMNS, Supply, filled_document, numbered_column
 from preshard.packer_service.ingest.source.forms.media import medium
 from preshard.packer_service.ingest.source.forms.messages import (
     TEMPLATE_COLUMNS,
@@ -62,6 +62,7 @@ def parse_messages(row: dict[str, Any]) -> Document:
     legal = {"text": (), "annotations": ("media",), "messages": (*MEDIA_COLUMNS, *TEMPLATE_COLUMNS)}[form]
     known = (*ALTERNATIVES, "media", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS)
     stray = [name for name in known if name in row and name != form and name not in legal]
+    stray += [name for name in row if numbered_column(name) and form != "messages"]
     if stray == ["media"]:
         bad("media is legal only beside annotations; put a conversation's media into its messages")
     if stray:
@@ -75,10 +76,10 @@ def parse_messages(row: dict[str, Any]) -> Document:
 
 
 def _annotated(row: dict[str, Any]) -> Document:
-    annotations = listed(row["annotations"], "annotations")
+    annotations = listed(parsed_json(row["annotations"], "annotations"), "annotations")
     shared = tuple(
         _placed(medium(part, f"media[{i}]"), part, f"media[{i}]")
-        for i, part in enumerate(listed(row.get("media", []), "media"))
+        for i, part in enumerate(listed(parsed_json(row.get("media", []), "media"), "media"))
     )
     nothing = Supply.of({}, ())
     branches = []

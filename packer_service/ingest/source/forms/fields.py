@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from preshard.schemas.columns import Kept
 from preshard.schemas.errors import DocumentError
 
-SHOWN_CHARACTERS = 80
+SHOWN_CHARACTERS = 60
 """Most characters of a value or key that a message repeats."""
 
 
@@ -151,3 +151,15 @@ def parsed_json(value: Any, where: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         bad(f"{where} is {shown(value)}, which is not JSON")
+
+
+def json_or_text(value: Any, where: str) -> Any:
+    """A value of a column of paths: what a string spells in JSON, or the string, since a path may begin with ``[``."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        if value.rstrip().endswith(("]", "}")):
+            bad(f'{where} is {shown(value)}, which is not JSON; write a list as \'["a.jpg", "b.jpg"]\'')
+        return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,8 +19,31 @@ MEDIA_COLUMNS = tuple(name for names in COLUMNS.values() for name in names)
 VIDEO_COLUMNS = (*COLUMNS["video"], "video_path")
 CLIP_COLUMNS = ("start", "end", "video_start", "video_end")
 """Columns that cut a clip out of the only video of a row."""
+_NUMBERED = re.compile(r"(image|img|video)_?[0-9]{1,3}")
+_NUMBER = re.compile(r"[0-9]+$")
+_MARKED_NUMBER = re.compile(r"<(image|video)[ _]?([0-9]{1,3})>")
+"""How a text names a numbered column, or an entry of a list counted from 1: ``<image 1>``."""
 OF_A_PLACE = ("start", "end", "fps", "max_frames", "min_pixels", "max_pixels")
 """What a part without a file may say of the one that it shows."""
+
+
+def numbered_column(name: str) -> MediumKind | None:
+    """The kind of a column of one of several images or videos, as ``image_1`` is; None of any other."""
+    found = _NUMBERED.fullmatch(name)
+    if found is None:
+        return None
+    return "video" if found.group(1) == "video" else "image"
+
+
+def unfilled_mark(text: str) -> str | None:
+    """The first placeholder of an image or video that a text holds."""
+    if "<image" not in text and "<video" not in text:
+        return None
+    found = _MARK.search(text)
+    return found.group() if found is not None else None
+
+
+_MARK = re.compile(r"<(?:image|video)(?:[ _]?[0-9]{1,3})?>")
 
 
 @dataclass(kw_only=True)
@@ -28,12 +51,12 @@ class Supply:
     """What a row's media columns hold, and how much of it has found its place.
 
     A kind without a column is not there: then its placeholder is text as any other. ``marks`` are the placeholders,
-    each with the kind that it stands for.
+    each with the place that it is.
     """
 
     columns: dict[MediumKind, str]
     media: dict[MediumKind, Sequence[Medium]]
-    marks: dict[str, MediumKind]
+    marks: dict[str, Medium]
     taken: dict[MediumKind, list[int]] = field(default_factory=lambda: {"image": [], "video": []})
 
     @classmethod
@@ -58,9 +81,18 @@ class Supply:
             if present:
                 columns[kind] = present[0]
         media = {kind: _media(row, kind, name) for kind, name in columns.items()}
-        marks = {PLACEHOLDERS[kind]: kind for kind in columns}
+        numbers = {kind: list(range(1, len(found) + 1)) for kind, found in media.items()}
+        for kind, by_number in _numbered(row, columns).items():
+            columns[kind], numbers[kind] = " and ".join(by_number.values()), list(by_number)
+            media[kind] = [found for name in by_number.values() for found in _only(row, kind, name)]
+        marks = {PLACEHOLDERS[kind]: Medium(kind=kind) for kind in columns}
         if "video" in columns and "image" not in columns and not any(_is_place(part) for part in parts):
-            marks[PLACEHOLDERS["image"]] = "video"
+            marks[PLACEHOLDERS["image"]] = Medium(kind="video")
+        for mark, named, number in _numbers_in(parts):
+            if named in columns and number not in numbers[named]:
+                bad(f"a text has {mark}, and {columns[named]} holds no {named} of that number")
+            if named in columns:
+                marks[mark] = NumberedPlace(kind=named, index=numbers[named].index(number))
         return cls(columns=columns, media=media, marks=marks)
 
     def into(self, parts: Sequence[Part], where: str) -> tuple[Part, ...]:
@@ -80,7 +112,7 @@ class Supply:
             return
         for piece in re.split(f"({'|'.join(self.marks)})", part):
             if piece in self.marks:
-                yield self._next(Medium(kind=self.marks[piece]), where)
+                yield self._next(self.marks[piece], where)
             elif piece:
                 yield piece
 
@@ -111,7 +143,8 @@ class Supply:
             given, places = len(self.media[kind]), len(set(self.taken[kind]))
             if given != places:
                 mark = f"{PLACEHOLDERS[kind]} or parts of type {kind} without a file"
-                bad(f"{name} holds {given}, but the row has {places} places for them ({mark}); give as many")
+                verb, noun = "hold" if " and " in name else "holds", "place" if places == 1 else "places"
+                bad(f"{name} {verb} {given}, but the row has {places} {noun} for them ({mark}); give as many")
 
     def into_messages(self, messages: Sequence[Message], where: str) -> tuple[Message, ...]:
         """The messages with their places filled. Content that shows media is a list of parts for a chat template."""
@@ -121,6 +154,38 @@ class Supply:
             shows = any(isinstance(part, Medium) for part in parts)
             filled.append(replace(message, parts=parts, content_is_list=message.content_is_list or shows))
         return tuple(filled)
+
+
+def _numbered(row: Mapping[str, Any], taken: Collection[MediumKind]) -> dict[MediumKind, dict[int, str]]:
+    """The numbered columns of a row, by kind and number, of kinds that have no other column."""
+    found: dict[MediumKind, dict[int, str]] = {}
+    for name in row:
+        kind = numbered_column(name)
+        if kind is None or isinstance(row[name], int | float) or any(other in row for other in COLUMNS[kind]):
+            continue
+        if kind in taken:
+            bad(f"has {name} beside a column with the path of an {kind}; give one of them".replace("an v", "a v"))
+        other = found.setdefault(kind, {}).setdefault(int(_NUMBER.findall(name)[0]), name)
+        if other != name:
+            bad(f"has {other} and {name}; give one of them")
+    return {kind: dict(sorted(names.items())) for kind, names in found.items()}
+
+
+def _only(row: Mapping[str, Any], kind: MediumKind, name: str) -> list[Medium]:
+    """The one image or video of a numbered column."""
+    media = references(row[name], kind, name)
+    if len(media) != 1:
+        bad(f"{name} holds {len(media)} {kind}s; give one, or all in the column {COLUMNS[kind][1]}")
+    return media
+
+
+def _numbers_in(parts: Sequence[Part]) -> Iterator[tuple[str, MediumKind, int]]:
+    """The placeholders with a number in texts: each, its kind and number."""
+    for part in parts:
+        if isinstance(part, str) and ("<image" in part or "<video" in part):
+            for found in _MARKED_NUMBER.finditer(part):
+                kind: MediumKind = "video" if found.group(1) == "video" else "image"
+                yield found.group(), kind, int(found.group(2))
 
 
 def _is_count(value: Any, name: str) -> bool:

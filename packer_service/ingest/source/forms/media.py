@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 from urllib.parse import unquote_to_bytes
@@ -12,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 from preshard.packer_service.ingest.document import Medium, MediumKind
 from preshard.packer_service.ingest.source.forms.fields import (
     bad,
+    json_or_text,
     kind_of,
     listed,
     number,
@@ -19,6 +18,12 @@ from preshard.packer_service.ingest.source.forms.fields import (
     strict_object,
     string,
     whole_number,
+)
+from preshard.packer_service.ingest.source.forms.inline import (
+    VIDEO_SUFFIXES,
+    decode_base64,
+    is_base64,
+    split_data_uri,
 )
 from preshard.schemas.sections import MAX_FRAMES
 
@@ -45,8 +50,6 @@ NOT_FOLLOWED = {
 }
 """Keys of qwen-vl-utils for which no processor of ``transformers`` gives the same, each with what to give instead."""
 MAX_PIXELS = 2**40
-IMAGE_SUFFIXES = frozenset(["apng", "avif", "bmp", "gif", "jfif", "jpeg", "jpg", "png", "ppm", "tif", "tiff", "webp"])
-VIDEO_SUFFIXES = frozenset(["avi", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "ts", "webm", "wmv"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +106,10 @@ def _placed(part: Mapping[str, Any], kind: MediumKind, where: str) -> Medium:
     value = part[name]
     if kind == "video" and isinstance(value, list):
         return frames_video(value, f"{where}.{name}")
-    if name == "bytes" and not isinstance(value, bytes):
-        bad(f"{where}.bytes is a {kind_of(value)}, not bytes")
+    if name == "bytes":
+        return _of_bytes(value, kind, f"{where}.bytes")
     if name == "base64":
-        return Medium(kind=kind, data=_decoded(string(value, f"{where}.base64"), f"{where}.base64"))
+        return _of_bytes(value, kind, f"{where}.base64")
     return reference(value, kind, f"{where}.{name}")
 
 
@@ -172,41 +175,52 @@ def reference(value: Any, kind: MediumKind, where: str) -> Medium:
     """
     if isinstance(value, dict):
         inner = strict_object(value, where, ("bytes", "path"), "bytes or a path")
-        if "bytes" in inner and not isinstance(inner["bytes"], bytes):
-            bad(f"{where}.bytes is a {kind_of(inner['bytes'])}, not bytes")
-        value = inner.get("bytes", inner.get("path"))  # beside bytes, the path is only the file's name
+        if "bytes" in inner:  # then the path is only the file's name
+            return _of_bytes(inner["bytes"], kind, f"{where}.bytes")
+        value = inner.get("path")
     if isinstance(value, bytes):
         return Medium(kind=kind, data=value)
     uri = string(value, where)
-    if uri[:5].lower() == "data:":
-        return Medium(kind=kind, data=_data_uri(uri, kind, where))
+    if (given := split_data_uri(uri)) is not None:
+        return Medium(kind=kind, data=_of_data_uri(uri, *given, kind, where))
+    if is_base64(uri):
+        return Medium(kind=kind, data=_decoded(uri, where))
     if not uri or "\0" in uri or len(uri) > MAX_URI:
         bad(f"{where} is {shown(uri)}, not the path or URI of a file, of at most {MAX_URI} characters")
     return Medium(kind=kind, uri=uri)
 
 
 def references(value: Any, kind: MediumKind, where: str) -> list[Medium]:
-    """A column of one image or video, or of a list of them."""
+    """A column of one image or video, or of a list of them, which a table may keep as JSON text."""
+    value = json_or_text(value, where)
     if not isinstance(value, list):
         return [reference(value, kind, where)]
     return [reference(item, kind, f"{where}[{i}]") for i, item in enumerate(listed(value, where))]
 
 
-def _data_uri(uri: str, kind: MediumKind, where: str) -> bytes:
-    head, comma, data = uri[5:].partition(",")
-    mime, *parameters = head.lower().split(";")
-    if not comma or (mime and not mime.startswith((f"{kind}/", "application/octet-stream"))):
+def _of_data_uri(uri: str, is_of: str, parameters: Sequence[str], data: str, kind: MediumKind, where: str) -> bytes:
+    """The data of a data URI of a kind of media, or of no kind."""
+    if is_of not in ("", kind, "application"):
         bad(f"{where} is {shown(uri)}, not a data URI of an {kind}".replace("an video", "a video"))
-    if "base64" in (parameter.strip() for parameter in parameters):
-        return _decoded(data, where)
-    return unquote_to_bytes(data)
+    return _decoded(data, where) if "base64" in parameters else unquote_to_bytes(data)
+
+
+def _of_bytes(value: Any, kind: MediumKind, where: str) -> Medium:
+    """Bytes, or the base64 that stands for them in JSON."""
+    if isinstance(value, bytes):
+        return Medium(kind=kind, data=value)
+    if not isinstance(value, str):
+        bad(f"{where} is a {kind_of(value)}, not bytes or base64")
+    given = split_data_uri(string(value, where))
+    data = _decoded(value, where) if given is None else _of_data_uri(value, *given, kind, where)
+    return Medium(kind=kind, data=data)
 
 
 def _decoded(text: str, where: str) -> bytes:
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
+    found = decode_base64(text)
+    if found is None:
         bad(f"{where} is {shown(text)}, which is not base64")
+    return found
 
 
 def kind_by_name(value: Any) -> MediumKind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from preshard.packer_service.ingest.document import Document, Medium, MediumKind, Part
-from preshard.packer_service.ingest.source.forms.fields import bad, listed, shown, strict_object, string
+from preshard.packer_service.ingest.source.forms.fields import bad, listed, parsed_json, shown, strict_object, string
 from preshard.packer_service.ingest.source.forms.fill import PLACEHOLDERS, Supply
 from preshard.packer_service.ingest.source.forms.media import kind_by_name, reference
 from preshard.schemas.errors import DocumentError
@@ -95,7 +95,7 @@ def parse_interleaved(row: dict[str, Any]) -> Document:
 
 def _obelics(row: dict[str, Any]) -> list[Part]:
     """Two lists of one length; at each place one of them is null."""
-    texts, images = listed(row["texts"], "texts"), listed(row.get("images"), "images")
+    texts, images = (listed(parsed_json(row.get(name), name), name) for name in OBELICS)
     if len(texts) != len(images):
         bad(f"texts has {len(texts)} entries and images has {len(images)}; at each place one of them is null")
     parts: list[Part] = []
@@ -112,9 +112,10 @@ def _obelics(row: dict[str, Any]) -> list[Part]:
 
 def _mmc4(row: dict[str, Any]) -> list[Part]:
     """Sentences, and images that stand before the sentence that matches them best."""
-    sentences = [string(text, f"text_list[{i}]") for i, text in enumerate(listed(row["text_list"], "text_list"))]
+    texts, images = (listed(parsed_json(row.get(name, []), name), name) for name in MMC4)
+    sentences = [string(text, f"text_list[{i}]") for i, text in enumerate(texts)]
     before: dict[int, list[Medium]] = {}
-    for i, entry in enumerate(listed(row.get("image_info", []), "image_info")):
+    for i, entry in enumerate(images):
         where = f"image_info[{i}]"
         given = strict_object(entry, where, ENTRY_KEYS, "matched_text_index")
         before.setdefault(_matched(given, where, len(sentences)), []).append(_image(given, where))
