@@ -19,7 +19,15 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from preshard.schemas.files.secrets import without_secrets
-from preshard.trainer.distributed.checkpoint import find_checkpoint, load_parameters, parameter_dtype, read_run_state
+from preshard.trainer.distributed.checkpoint import (
+    RUN,
+    find_checkpoint,
+    find_damaged,
+    load_parameters,
+    parameter_dtype,
+    read_run_state,
+)
+from preshard.trainer.distributed.checksums import CHECKSUMS, first_fault
 from preshard.trainer.distributed.processes import first_problem
 from preshard.trainer.models.folder import WEIGHTS, identity, one_line, read_model_config
 from preshard.trainer.models.load import empty_model, load_sharded
@@ -151,7 +159,17 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
             written.
     """
     check_export(out, "--out")
-    found = checkpoint if (checkpoint / "run.json").is_file() else find_checkpoint(checkpoint)
+    if (checkpoint / RUN).is_file() or (checkpoint / CHECKSUMS).is_file():
+        if (fault := first_fault(checkpoint)) is not None:
+            raise ConfigError(f"{checkpoint} is damaged ({fault}); give another checkpoint")
+        found: Path | None = checkpoint
+    else:
+        damaged = find_damaged(checkpoint)
+        found = find_checkpoint(checkpoint, damaged)
+        for name, fault in damaged.items():
+            if found is None:
+                raise ConfigError(f"{checkpoint / name} is damaged ({fault}), and there is no other checkpoint")
+            click.echo(f"trainer: the checkpoint {name} is damaged, and passed over ({fault})", err=True)
     if found is None:
         raise ConfigError(f"{checkpoint} holds no checkpoint; give a folder that was the --checkpoint of a run")
     read_model_config(model)

@@ -73,7 +73,7 @@ def run(
     batches = read_batches(job, mesh, device, work)
     saves = None
     if config.checkpoint is not None:
-        saves = Checkpoints(config.checkpoint, keep=config.keep, beside=config.async_save)
+        saves = Checkpoints(config.checkpoint, keep=config.keep, beside=config.async_save, damaged=job.damaged)
     with profiled(config.profile) as profiler:
         for step in range(job.start.step + 1, config.steps + 1):
             began = time.perf_counter()

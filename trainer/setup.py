@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class Job:
         dataset: this rank's part, at the position where the run starts.
         start: what the run starts from: step 0, or what the checkpoint holds.
         checkpoint: the checkpoint to load, if any.
+        damaged: newer ones, each with what is wrong with it.
         evaluation: the second dataset, if any, with all its packs for each data-parallel rank.
         memory: what a rank is estimated to hold, on a GPU.
         trains: what of the model trains, where that is not all of it.
@@ -46,6 +47,7 @@ class Job:
     evaluation: PackedDataset | None
     memory: FitEstimate | None = None
     trains: Trains | None = None
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def packs_per_step(self) -> int:
@@ -64,7 +66,14 @@ class Job:
         }
 
 
-def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str = "cpu") -> Job:
+def prepare(
+    config: TrainConfig,
+    *,
+    rank: int,
+    world_size: int,
+    device_type: str = "cpu",
+    damaged: Mapping[str, str] | None = None,
+) -> Job:
     """Opens the dataset as rank ``rank`` of ``world_size`` and checks that all parts of the run fit each other.
 
     Args:
@@ -72,6 +81,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
         rank: this process.
         world_size: processes of the job.
         device_type: where they compute, ``cpu`` or ``cuda``.
+        damaged: checkpoints that are passed over, each with what is wrong with it.
 
     Raises:
         PreshardError: they do not: the heads, ranks, packs or layouts do not allow a degree, the model cannot be
@@ -96,7 +106,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
     config, memory = _check_model(config, datasets, world_size=world_size, device_type=device_type, trains=trains)
     model = identity(config.model, with_weights=config.lora is not None)
     start = RunState(step=0, data=dataset.state_dict(), model=model, parts=parts)
-    checkpoint = _checkpoint(config)
+    checkpoint = _checkpoint(config, damaged or {})
     if (checkpoint is None or config.lora is not None) and not config.from_scratch:
         check_weights(config.model)
     if checkpoint is not None:
@@ -112,6 +122,7 @@ def prepare(config: TrainConfig, *, rank: int, world_size: int, device_type: str
         evaluation=evaluation,
         memory=memory,
         trains=trains,
+        damaged=damaged or {},
     )
 
 
@@ -176,11 +187,17 @@ def _check_model(
     return config, memory
 
 
-def _checkpoint(config: TrainConfig) -> Path | None:
+def _checkpoint(config: TrainConfig, damaged: Mapping[str, str]) -> Path | None:
     """The checkpoint to resume from. With --resume a folder may hold none: the same command can then always be used."""
     if config.checkpoint is None:
         return None
-    found = find_checkpoint(config.checkpoint)
+    found = find_checkpoint(config.checkpoint, damaged)
+    if found is None and damaged:
+        name, fault = next(iter(damaged.items()))
+        raise ConfigError(
+            f"--checkpoint is {config.checkpoint}, which holds no sound checkpoint ({name}: {fault}); give another "
+            "folder to start at step 1"
+        )
     if found is not None and not config.resume:
         raise ConfigError(
             f"--checkpoint is {config.checkpoint}, which holds {found.name}; use --resume to continue from it, or "

@@ -23,6 +23,7 @@ with needed("trainer", "training", "train"):
 import torch.distributed as dist
 
 from preshard.schemas.files.secrets import without_secrets
+from preshard.trainer.distributed.checkpoint import find_damaged, find_unshared
 from preshard.trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
 from preshard.trainer.dry_run.report import describe
 from preshard.trainer.dry_run.run import dry_run
@@ -94,6 +95,8 @@ def train(job: Job, here: Processes) -> int:
     config = job.config
     mesh = make_mesh(config, here.world_size, here.device.type)
     if here.rank == 0:
+        for name, fault in job.damaged.items():
+            click.echo(f"trainer: the checkpoint {name} is damaged, and passed over ({fault})", err=True)
         click.echo(without_secrets(_describe_start(job, here.world_size)), err=True)
     writers: list[MetricsFile | TensorBoardFiles] = []
     if here.rank == 0 and config.metrics is not None:
@@ -167,15 +170,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     here, missing = _attempt(lambda: start_processes(config.device if config is not None else "cpu"))
     # even without the requested device, the ranks must learn of each other's problems
     here = here or joined()
-    problem = problem or missing
-    job = None
+    problem, job = first_problem(problem or missing), None
     if config is not None and problem is None:
-        job, problem = _attempt(
-            lambda: prepare(config, rank=here.rank, world_size=here.world_size, device_type=here.device.type)
-        )
-    problem = first_problem(problem)
+        place: Any = {"rank": here.rank, "world_size": here.world_size, "device_type": here.device.type}
+        damaged = find_damaged(config.checkpoint) if config.checkpoint is not None and config.resume else {}
+        job, problem = _attempt(lambda: prepare(config, **place, damaged=damaged))
+        problem = first_problem(problem)
     if job is not None and problem is None:
         problem = first_difference(job.seen_alike())
+    if job is not None and problem is None and job.config.checkpoint is not None:
+        problem = find_unshared(job.config.checkpoint)
     if job is None or problem is not None:
         if here.rank == 0:
             click.echo(without_secrets(f"trainer: {problem}"), err=True)

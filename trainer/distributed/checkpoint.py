@@ -8,10 +8,11 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,10 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from preshard.schemas.errors import ConfigError, PreshardError
+from preshard.trainer.distributed.checksums import SummedWriter, first_fault, join_sums
 from preshard.trainer.distributed.processes import first_problem
+
+T = TypeVar("T")
 
 RUN = "run.json"
 """File of a checkpoint that holds its :class:`RunState`; the other files are torch's."""
@@ -81,13 +85,67 @@ class RunState:
             )
 
 
-def find_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder, if any. An unfinished one has another name, so it is never found."""
-    return max(_whole(folder), key=_step, default=None)
+def find_checkpoint(folder: Path, without: Collection[str] = ()) -> Path | None:
+    """The newest checkpoint in a folder, if any. An unfinished one has another name, so it is never found.
+
+    Args:
+        folder: holds checkpoints.
+        without: names of those that are passed over.
+    """
+    return max((path for path in _whole(folder) if path.name not in without), key=_step, default=None)
 
 
 def _whole(folder: Path) -> list[Path]:
     return [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+
+
+def find_damaged(folder: Path) -> dict[str, str]:
+    """Checkpoints that are newer than the newest sound one, each with what is wrong with it.
+
+    All ranks of a job call this, and each reads its share of the files. A process alone reads all of them.
+    """
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    names = sorted((path.name for path in _whole(folder)), key=lambda name: _step(Path(name)), reverse=True)
+    if len({tuple(each) for each in _of_ranks(names)}) > 1:
+        return {}  # they see different folders, which is said elsewhere
+    damaged: dict[str, str] = {}
+    for name in names:
+        faults = [fault for fault in _of_ranks(first_fault(folder / name, rank, ranks)) if fault is not None]
+        if not faults:
+            break
+        damaged[name] = faults[0]
+    return damaged
+
+
+def find_unshared(folder: Path) -> str | None:
+    """Why ranks cannot write checkpoints into a folder together, in one line; None if they can. All ranks call this."""
+    names = [f"unfinished-{uuid4().hex}"]
+    dist.broadcast_object_list(names)
+    probe, problem = folder / names[0], None
+    try:
+        probe.mkdir(parents=True, exist_ok=True)
+        (probe / str(dist.get_rank())).touch()
+    except OSError as error:
+        problem = f"--checkpoint is {folder}, which cannot be written ({error.strerror or error})"
+    if (problem := first_problem(problem)) is None:
+        missing = [rank for rank in range(dist.get_world_size()) if not (probe / str(rank)).exists()]
+        if missing:
+            problem = (
+                f"--checkpoint is {folder}, where rank {dist.get_rank()} does not find what rank {missing[0]} has "
+                "written; all ranks must see the same files: give a path of a filesystem that they share"
+            )
+        problem = first_problem(problem)
+    shutil.rmtree(probe, ignore_errors=True)
+    return problem
+
+
+def _of_ranks(mine: T) -> list[T]:
+    """What each rank has; alone, what this process has."""
+    if not dist.is_initialized():
+        return [mine]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
 
 
 def _step(path: Path) -> int:
@@ -120,13 +178,14 @@ class Checkpoints:
         folder: visible to all ranks.
         keep: the newest so many checkpoints are kept.
         beside: write while the next steps run. Only the copy of the state into the host's memory is waited for.
+        damaged: names of checkpoints in the folder that are damaged; they get others, so that new ones can have theirs.
     """
 
-    def __init__(self, folder: Path, *, keep: int, beside: bool = False) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path, *, keep: int, beside: bool = False, damaged: Collection[str] = ()) -> None:
+        self._folder, self._keep, self._damaged = folder, keep, damaged
         # Writers agree by collectives, which among those of the steps would meet in another order on each rank.
         self._group = dist.new_group(backend="gloo") if beside else None
-        self._writing: tuple[Any, RunState] | None = None
+        self._writing: tuple[Any, RunState, SummedWriter] | None = None
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: RunState) -> None:
         """Writes the state after a step, or begins to. A save that is still being written is waited for first.
@@ -139,14 +198,15 @@ class Checkpoints:
         self._on_rank_0(state, self._make_room, unfinished)
         parameters, moments = _states(model, optimizer)
         stored = {"model": parameters, "optimizer": moments}
+        writer = SummedWriter(unfinished)
         if self._group is None:
             try:
-                dcp.save(stored, checkpoint_id=unfinished)
+                dcp.save(stored, storage_writer=writer)
             except CheckpointException as error:
                 raise self._failed(state, _reason(error)) from None
-            self._on_rank_0(state, self._publish, state)
+            self._on_rank_0(state, self._publish, state, writer)
         else:
-            self._writing = dcp.async_save(stored, checkpoint_id=unfinished, process_group=self._group), state
+            self._writing = dcp.async_save(stored, storage_writer=writer, process_group=self._group), state, writer
 
     def look(self) -> None:
         """Gives a checkpoint its name if it is whole by now. Called between steps; waits for nothing.
@@ -165,12 +225,12 @@ class Checkpoints:
         """
         if self._writing is None:
             return
-        writing, state = self._writing
+        writing, state, writer = self._writing
         self._writing = None
         try:
             writing.result()
             if dist.get_rank() == 0:
-                self._publish(state)
+                self._publish(state, writer)
         except (CheckpointException, OSError) as error:
             raise self._failed(state, _reason(error)) from None
 
@@ -198,13 +258,17 @@ class Checkpoints:
 
     def _make_room(self, unfinished: Path) -> None:
         _remove(self._folder.glob("unfinished-*"))
+        for name in self._damaged:
+            aside = self._folder / f"damaged-{name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            (self._folder / name).rename(aside)
+        self._damaged = ()
         unfinished.mkdir(parents=True)
 
-    def _publish(self, state: RunState) -> None:
+    def _publish(self, state: RunState, writer: SummedWriter) -> None:
         """Of rank 0, whose part of a save ends after all others'."""
         unfinished = self._path(state, unfinished=True)
-        (unfinished / RUN).write_text(json.dumps(asdict(state)), encoding="utf-8")
-        _sync(unfinished / RUN)
+        join_sums(unfinished, writer, {RUN: json.dumps(asdict(state)).encode()})
         _sync(unfinished)
         unfinished.rename(self._path(state))
         _sync(self._folder)
@@ -212,10 +276,17 @@ class Checkpoints:
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Fills a model and its optimiser from a checkpoint written by any number of ranks. All ranks call this."""
+    """Fills a model and its optimiser from a checkpoint written by any number of ranks. All ranks call this.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or lacks something.
+    """
     options = _options(model)
     parameters, moments = get_state_dict(model, optimizer, options=options)
-    dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=checkpoint)
+    try:
+        dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=checkpoint)
+    except CheckpointException as error:
+        raise ConfigError(f"{checkpoint} cannot be read ({_reason(error)}); use the previous checkpoint") from None
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments, options=options)
 
 

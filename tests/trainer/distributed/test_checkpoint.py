@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ from preshard.trainer.distributed.checkpoint import (
     Checkpoints,
     RunState,
     SaveError,
+    find_checkpoint,
+    find_damaged,
+    find_unshared,
     load_checkpoint,
 )
 from preshard.trainer.distributed.mesh import Mesh
@@ -38,6 +44,25 @@ def steps_after_a_save(mesh: Mesh, folder: str, learned: bool) -> tuple[set[floa
             load_checkpoint(Path(folder) / "step-00000001", model, optimizer)
         counts.append({float(state["step"]) for state in optimizer.state.values()})
     return counts[0], counts[1]
+
+
+def save_two(mesh: Mesh, folder: str) -> None:
+    """Saves after steps 1 and 2. Runs on each rank of the pool."""
+    model = nn.Linear(64, 32)
+    shard_model(model, [], mesh.parameters, bfloat16=False)
+    optimizer, saves = torch.optim.AdamW(model.parameters()), Checkpoints(Path(folder), keep=2)
+    for step in (1, 2):
+        saves.save(model, optimizer, RunState(step=step, data={}, model={}))
+
+
+def damaged_on_a_rank(mesh: Mesh, folder: str) -> dict[str, str]:
+    """Runs on each rank of the pool."""
+    return find_damaged(Path(folder))
+
+
+def unshared_on_a_rank(mesh: Mesh, folders: list[str]) -> str | None:
+    """Runs on each rank of the pool, for which each has a folder."""
+    return find_unshared(Path(folders[dist.get_rank()]))
 
 
 def failures_of_saves(mesh: Mesh, folder: str, beside: bool, where: str) -> list[str]:
@@ -73,6 +98,68 @@ def test_a_full_disk_ends_every_rank_with_one_line(gloo_pool: Any, tmp_path: Pat
         assert line.endswith("and step-00000001 is whole: free some space there, then use --resume")
         assert "\n" not in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
+
+
+@pytest.fixture(scope="module")
+def two_saves(gloo_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints by two ranks. Read only."""
+    folder = tmp_path_factory.mktemp("saves") / "kept"
+    gloo_pool.run(save_two, str(folder), dp_shard=2)
+    return folder
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "cut": ("__1_0.distcp", cut, r"__1_0.distcp has [\d,]+ bytes, not [\d,]+"),
+    "flipped": ("__0_0.distcp", flip, r"__0_0.distcp has CRC-32C [0-9a-f]{8}, not [0-9a-f]{8}"),
+    "missing": ("__1_0.distcp", Path.unlink, "__1_0.distcp cannot be read: No such file or directory"),
+    "no metadata": (".metadata", Path.unlink, ".metadata cannot be read: No such file or directory"),
+    "another step": ("run.json", flip, "run.json has CRC-32C"),
+    "no sums": ("checksums.json", Path.unlink, "checksums.json cannot be read: FileNotFoundError"),
+    "other sums": ("checksums.json", lambda path: path.write_text("[1]"), "checksums.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("name", "damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
+    gloo_pool: Any, two_saves: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], said: str
+) -> None:
+    """Fails when a checkpoint is trusted of which a file is not as it was written, or one sound is not."""
+    assert sorted(path.name for path in (two_saves / "step-00000002").iterdir()) == [
+        *(".metadata", "__0_0.distcp", "__1_0.distcp", "checksums.json", "run.json")
+    ]
+    folder = Path(shutil.copytree(two_saves, tmp_path / "kept"))
+    assert find_damaged(folder) == {}
+    damage(folder / "step-00000002" / name)
+    [(newest, fault)] = find_damaged(folder).items()
+    assert newest == "step-00000002"
+    assert re.match(said, fault)
+    before = find_checkpoint(folder, find_damaged(folder))
+    assert before is not None
+    assert before.name == "step-00000001"
+    assert gloo_pool.run(damaged_on_a_rank, str(folder), dp_shard=2) == [{newest: fault}] * 2
+
+
+def test_a_folder_that_ranks_do_not_share_is_noticed(gloo_pool: Any, tmp_path: Path) -> None:
+    """Fails when ranks on two machines write parts of a checkpoint into folders of their own, or leave a trace."""
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    assert gloo_pool.run(unshared_on_a_rank, [one, one], dp_shard=2) == [None, None]
+    first, second = gloo_pool.run(unshared_on_a_rank, [one, two], dp_shard=2)
+    assert first == second
+    assert first.startswith(f"--checkpoint is {one}, where rank 0 does not find what rank 1 has written")
+    assert not list((tmp_path / "one").iterdir()) + list((tmp_path / "two").iterdir())
+    (tmp_path / "file").touch()
+    [said] = set(gloo_pool.run(unshared_on_a_rank, [one, f"{tmp_path}/file"], dp_shard=2))
+    assert said.endswith("/file, which cannot be written (File exists)") or "Not a directory" in said
 
 
 def test_saving_is_no_step(gloo_pool: Any, tmp_path: Path) -> None:

@@ -149,10 +149,10 @@ def crash_while_saving(mesh: Mesh, options: dict[str, object], where: str) -> st
     """Runs on each rank of the pool: the second save ends where ``kill -9`` might end it."""
     save, rename = dcp.save, Path.rename
 
-    def die_before_the_parts(state: Any, *, checkpoint_id: Path) -> Any:
-        if checkpoint_id.name.endswith(SECOND_SAVE):
+    def die_before_the_parts(state: Any, *, storage_writer: Any) -> Any:
+        if storage_writer.path.name.endswith(SECOND_SAVE):
             raise KeyboardInterrupt
-        return save(state, checkpoint_id=checkpoint_id)
+        return save(state, storage_writer=storage_writer)
 
     def die_before_the_rename(path: Path, target: Path) -> Path:
         if Path(target).name == SECOND_SAVE:

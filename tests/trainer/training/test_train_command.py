@@ -296,6 +296,32 @@ def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
     assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in whole], rel=1e-9)
 
 
+def test_a_damaged_checkpoint_is_passed_over_and_set_aside(gloo_pool: Any, texts: Path, tmp_path: Path) -> None:
+    """Fails when a run resumes from parameters with a flipped bit, or ends in a traceback; or when the steps that it
+    does again cannot be saved where the damaged ones were.
+    """
+    options = ["--steps", "3", "--dtype", "float64", "--save-every", "1", "--checkpoint", str(tmp_path / "kept")]
+    options += ["--metrics", str(tmp_path / "metrics.jsonl"), "--resume"]
+
+    def command() -> str:
+        [(status, _, said)] = gloo_pool.run_apart(command_on_a_rank, 1, 0, [*given(texts), *options], size=1)
+        assert status == 0, said
+        return str(said)
+
+    assert "is damaged" not in command()
+    whole = steps_of(tmp_path / "metrics.jsonl")
+    part = tmp_path / "kept" / "step-00000003" / "__0_0.distcp"
+    content = part.read_bytes()
+    part.write_bytes(content[:-999] + bytes([content[-999] ^ 1]) + content[-998:])
+    said = command()
+    assert "trainer: the checkpoint step-00000003 is damaged, and passed over (__0_0.distcp has CRC-32C" in said
+    assert "continuing after step 2" in said
+    assert [step["loss"] for step in steps_of(tmp_path / "metrics.jsonl")] == [step["loss"] for step in whole]
+    names = {path.name for path in (tmp_path / "kept").iterdir()}
+    assert names == {"step-00000002", "step-00000003", "damaged-step-00000003"}
+    assert "continuing after step 3" in command()
+
+
 MISFITS = {
     "heads": (["--ulysses", "16"], 16, "num_heads 8 over ulysses_degree = 16 ranks, which does not divide"),
     "kind": (["--ring", "2", "--attention", "reference"], 2, "attention is 'reference' on 2 context-parallel ranks"),
