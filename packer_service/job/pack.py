@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -92,7 +92,7 @@ def pack(
     require_answer("--out", out)
     found = found or list_sources(sources, config, media)
     target = packed_target(config, found.files)
-    check_where(config, found.files)
+    found = replace(found, files=check_where(config, found.files))
     check_duplicates(config, found.files)
     fragments = list_fragments(found.files)
     folder, record = Folder(out), job_record(config, target, fragments, media)

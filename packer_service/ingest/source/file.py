@@ -28,6 +28,18 @@ class DatasetIdentity:
     annotations_sha256: str | None = None
 
 
+class AskedColumn(NamedTuple):
+    """A column of rows that ``where`` may name, with the type that DuckDB gives it.
+
+    ``format`` is how its dates are written, if not as ISO 8601 says, and ``examples`` are lists and objects of it.
+    """
+
+    name: str
+    type: str
+    format: str | None
+    examples: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
     """A file of rows, or a packed dataset, whose ``uri`` is its folder.
@@ -39,7 +51,8 @@ class SourceFile:
     the file's name says it. ``copy`` is where the job keeps what is read of a compressed file again and again; it is no
     part of what the file is. ``dataset`` says which one it is. ``beneath`` tells apart the folders that relative
     references of the job's files are relative to, wherever the source lies. ``media_root`` and ``media_roots`` are what
-    the command says of media: see :attr:`media`.
+    the command says of media: see :attr:`media`. ``asked`` are the columns that ``where`` may name, of a container that
+    does not say their types.
     """
 
     label: str
@@ -59,6 +72,7 @@ class SourceFile:
     beneath: str = field(default="", compare=False)
     media_root: str | None = field(default=None, compare=False)
     media_roots: tuple[str, ...] = field(default=(), compare=False)
+    asked: tuple[AskedColumn, ...] = field(default=(), compare=False)
 
     @property
     def folder(self) -> str:

@@ -6,7 +6,7 @@ import io
 import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from preshard.packer_service.ingest.source.containers.indexed_tokens import with
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
-from preshard.packer_service.ingest.source.files import SCAN_BUFFER
+from preshard.packer_service.ingest.source.files import SCAN_BUFFER, WHOLE
 from preshard.packer_service.ingest.source.forms.custom import is_custom, source_hash
 from preshard.packer_service.ingest.source.forms.detect import (
     AUTO,
@@ -163,8 +163,13 @@ def _columns_of(file: SourceFile) -> tuple[str, Columns] | None:
         return None if kind is None else (kind, _of_rows(_scanned(opened, file, kind, ROWS)))
 
 
-def first_rows(file: SourceFile, most: int) -> list[Any]:
+def first_rows(file: SourceFile, most: int, within: int = WHOLE) -> list[Any]:
     """A few rows of a file, each as its container gives it.
+
+    Args:
+        file: the file.
+        most: so many rows at most.
+        within: bytes that they begin in, of a container whose rows lie in bytes; of a tar, few.
 
     Raises:
         OSError: the file cannot be read.
@@ -174,15 +179,16 @@ def first_rows(file: SourceFile, most: int) -> list[Any]:
     if file.kind not in SCANNED:
         return []
     with _beginning(file) as opened:
-        return [file.named_row(row) for row in _scanned(opened, file, file.kind, most)]
+        return [file.named_row(row) for row in _scanned(opened, file, file.kind, most, within)]
 
 
-def _scanned(opened: Any, file: SourceFile, kind: str, most: int) -> Iterator[Any]:
+def _scanned(opened: Any, file: SourceFile, kind: str, most: int, within: int = WHOLE) -> Iterator[Any]:
     scanned = "jsonl" if kind == "object" else kind
     if head_rows := getattr(SCANNED[scanned], "head_rows", None):
-        return islice(head_rows(opened, file), most)
-    found = SCANNED[scanned].scan(opened, file, 0, BYTES if scanned == "jsonl" else 2**62)
-    return (row.row for row in islice((row for row in found if row.is_row), most))
+        return islice(head_rows(opened, file), most if within == WHOLE else min(most, ROWS))
+    found = SCANNED[scanned].scan(opened, file, 0, BYTES if scanned == "jsonl" else WHOLE)
+    rows = takewhile(lambda row: row.offset < within, (row for row in found if row.is_row))
+    return (row.row for row in islice(rows, most))
 
 
 def _beginning(file: SourceFile) -> Any:

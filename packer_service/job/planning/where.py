@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import replace
+from itertools import groupby, islice
 from typing import Any
 
 import duckdb
@@ -16,9 +17,20 @@ from jaxtyping import Bool
 
 from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.source.containers.registry import TABLES
-from preshard.packer_service.ingest.source.file import DATASET, RowReference, SourceFile
+from preshard.packer_service.ingest.source.file import DATASET, AskedColumn, RowReference, SourceFile, reason_of
 from preshard.packer_service.ingest.source.look import first_rows
 from preshard.packer_service.ingest.source.rows import row_identity
+from preshard.packer_service.job.planning.column_types import (
+    NESTED,
+    TEXT_TABLES,
+    asked_names,
+    cast_of,
+    column_types,
+    fitting,
+    own_type,
+    structure_of,
+    text_of,
+)
 from preshard.packer_service.tables.connect import connect
 from preshard.schemas.config import PackConfig, words_of
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -28,123 +40,208 @@ ROWS_AT_ONCE = 64
 
 LOOKED_AT = 64
 _SHOWN_COLUMNS = 20
+_NUMBER = '"# of a row"'
+"""Column of the numbers of rows; no expression names it by chance."""
 _NOW = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 
 Row = tuple[int, RowReference, Any]
 
 
 class Where:
-    """An expression, to be asked of rows. It can read no file and no network, nor change what DuckDB may do."""
+    """An expression, to be asked of rows: the answer is DuckDB's own on their file.
+
+    It can read no file and no network, nor change what DuckDB may do.
+    """
 
     def __init__(self, expression: str, connection: duckdb.DuckDBPyConnection) -> None:
         self.expression, self._connection = expression, connection
         self.words = words_of(expression)
 
-    def of_table(self, table: pa.Table) -> Bool[np.ndarray, "rows"]:
+    def of_table(self, table: pa.Table, casts: Sequence[str] = ()) -> Bool[np.ndarray, "rows"]:
         """Whether it is true for each row of a table; null counts as false.
+
+        Args:
+            table: the columns that the expression may name.
+            casts: what the columns are made of first, as a query selects them.
 
         Raises:
             duckdb.Error: it cannot be computed.
         """
-        named = table.append_column("_row", pa.array(np.arange(len(table))))
-        self._connection.register("given", named)
-        query = f"SELECT _row, coalesce(CAST(({self.expression}\n) AS BOOLEAN), false) AS kept FROM given"
+        self._connection.register("given", _numbered(table))
+        given = f"(SELECT {', '.join([_NUMBER, *casts])} FROM given)" if casts else "given"
+        query = f"SELECT {_NUMBER}, coalesce(CAST(({self.expression}\n) AS BOOLEAN), false) AS kept FROM {given}"
         found = self._connection.sql(query).to_arrow_table()
         kept = np.zeros(len(table), np.bool_)
-        assert found is not None, "a query of rows"
-        places, answers = (found.column(name).to_numpy() for name in ("_row", "kept"))
-        kept[places] = answers
+        kept[found.column(0).to_numpy()] = found.column("kept").to_numpy()
         return kept
 
-    def of_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[bool | DocumentError]:
-        """Whether it is true for each row, or why it cannot be computed for one."""
+    def of_group(self, table: pa.Table) -> list[bool | DocumentError]:
+        """Whether it is true for each row of a table, or why it cannot be computed for one."""
         try:
-            return list(map(bool, self.of_table(self._table(rows))))
+            return list(map(bool, self.of_table(table)))
         except duckdb.Error as error:
+            half = len(table) // 2
+            return (
+                [*self.of_group(table.slice(0, half)), *self.of_group(table.slice(half))]
+                if half
+                else [self._fault(error)]
+            )
+
+    def of_rows(self, rows: Sequence[Mapping[str, Any]], file: SourceFile) -> list[bool | DocumentError]:
+        """Whether it is true for each row of JSON or CSV, or why it cannot be computed for one."""
+        typed = [self._typed(row, file) for row in rows]
+        answers: dict[int, bool | DocumentError] = {}
+        for columns in dict.fromkeys(typed):
+            numbers = [i for i, own in enumerate(typed) if own == columns]
+            of_kind = self._answers([rows[i] for i in numbers], columns, is_text=file.kind in TEXT_TABLES)
+            answers.update(zip(numbers, of_kind, strict=True))
+        return [answers[i] for i in range(len(rows))]
+
+    def _typed(self, row: Mapping[str, Any], file: SourceFile) -> tuple[AskedColumn, ...]:
+        """The columns that the expression may name, as this row has them; null where it has none."""
+        is_text = file.kind in TEXT_TABLES
+        names = {name.lower(): name for name in asked_names([row], self.words)}
+        columns = {
+            column.name.lower(): fitting(
+                column._replace(name=names.get(column.name.lower(), column.name)),
+                row.get(names.get(column.name.lower(), "")),
+                is_text=is_text,
+            )
+            for column in file.asked
+        }
+        columns |= {
+            key: own_type(name, row[name], is_text=is_text) for key, name in names.items() if key not in columns
+        }
+        columns |= {word: AskedColumn(word, "VARCHAR", None, ()) for word in self.words - columns.keys()}
+        return tuple(columns[key] for key in sorted(columns))
+
+    def _answers(
+        self, rows: Sequence[Mapping[str, Any]], columns: Sequence[AskedColumn], *, is_text: bool
+    ) -> list[bool | DocumentError]:
+        """The same of rows whose columns have these types. One row that does not is asked by the types of its own."""
+        try:
+            texts = {column.name: [text_of(row.get(column.name)) for row in rows] for column in columns}
+            table = pa.table({name: pa.array(column, pa.string()) for name, column in texts.items()})
+            return list(map(bool, self.of_table(table, self.casts(columns, texts))))
+        except (duckdb.Error, ValueError, RecursionError) as error:
             if len(rows) > 1:
-                return [answer for row in rows for answer in self.of_rows([row])]
-            return [DocumentError("bad_row", f"where {self.expression!r:.200}: {_in_a_line(error)}")]
+                return [answer for row in rows for answer in self._answers([row], columns, is_text=is_text)]
+            own = [
+                own_type(column.name, rows[0][column.name], is_text=is_text) if column.name in rows[0] else column
+                for column in columns
+            ]
+            is_own = [column.type for column in own] == [column.type for column in columns]
+            return [self._fault(error)] if is_own else self._answers(rows, own, is_text=is_text)
 
-    def _table(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-        """The columns that the expression may name. Those that no row here has are null."""
-        by_name: dict[str, str] = {}
-        for row in rows:
-            for name in row:
-                if isinstance(name, str) and name.lower() in self.words:
-                    by_name.setdefault(name.lower(), name)
-        columns = {name: [row.get(name) for row in rows] for name in by_name.values()}
-        columns |= {word: [None] * len(rows) for word in self.words if word not in by_name}
-        return pa.table({name: _column(values) for name, values in columns.items()})
+    def casts(self, columns: Sequence[AskedColumn], texts: Mapping[str, Sequence[str | None]]) -> list[str]:
+        casts = []
+        for column in columns:
+            examples = (*column.examples, *texts[column.name])
+            structure = structure_of(self._connection, examples) if column.type == NESTED else None
+            casts.append(f"{cast_of(column, structure=structure)} AS {_quoted(column.name)}")
+        return casts
+
+    def _fault(self, error: Exception) -> DocumentError:
+        return DocumentError("bad_row", f"where {self.expression!r:.200}: {_in_a_line(error)}")
 
 
-def _column(values: list[Any]) -> pa.Array:
-    """Scalars of one type; lists and objects count as null."""
-    scalars = [value if isinstance(value, str | int | float) else None for value in values]
-    kinds = {type(value) for value in scalars if value is not None}
-    if kinds <= {int, float} and kinds:
-        return pa.array([None if value is None else float(value) for value in scalars], pa.float64())
-    if len(kinds) > 1:
-        return pa.array([None if value is None else str(value) for value in scalars], pa.string())
-    return pa.array(scalars)
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _numbered(table: pa.Table) -> pa.Table:
+    return table.append_column(_NUMBER.strip('"'), pa.array(np.arange(len(table))))
+
+
+def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> pa.Table:
+    """The columns of a table that an expression may name, in types that DuckDB takes from Arrow.
+
+    The others may have any type. DuckDB has no number of 16 bits, nor decimals of 256: of a file it makes the same.
+
+    Raises:
+        pa.ArrowException: such a type lies inside of one that Arrow does not cast.
+    """
+    names, numbers = dict(file.renamed), dict[str, int]()
+    table = table.rename_columns([names.get(name, name) for name in table.column_names])
+    for number, name in enumerate(table.column_names):
+        if name.lower() in words:
+            numbers.setdefault(name.lower(), number)
+    chosen = table.select(list(numbers.values()))
+    return chosen.cast(pa.schema([field.with_type(_known_type(field.type)) for field in chosen.schema]))
+
+
+def _known_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_float16(kind) or pa.types.is_decimal256(kind):
+        return pa.float32() if pa.types.is_float16(kind) else pa.float64()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_known_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_known_type(field.type)) for field in kind])
+    return kind
 
 
 @contextmanager
 def asking(expression: str) -> Iterator[Where]:
     """An expression with a database of its own, which is closed to all else."""
     with connect(threads=1) as connection:
+        connection.execute("SET TimeZone = 'UTC'")  # not that of this machine
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         yield Where(expression, connection)
 
 
-def check_where(config: PackConfig, files: Iterable[SourceFile]) -> None:
-    """Asks the expression of the first rows of every file, before the work begins.
+def check_where(config: PackConfig, files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files with the types of the columns that the expression may name. It is asked of the first rows of each.
 
     Raises:
         ConfigError: DuckDB refuses it, with its words and the columns that there are; or its answer changes from run
             to run.
     """
     if config.where is None:
-        return
+        return list(files)
+    ready = list[SourceFile]()
     with asking(config.where) as where:
         _refuse_changing(config.where)
         for file in files:
-            table, nested = _first_table(file)
-            if words := where.words & {name.lower() for name in nested}:
-                raise ConfigError(
-                    f"where {config.where!r:.200}: {min(words)} of {file.label} holds lists or objects; name columns "
-                    "of text, numbers or booleans"
-                )
-            if table is None:
-                continue
             try:
-                where.of_table(table)
-            except duckdb.ConversionException:
-                continue  # of a value: its row is rejected
-            except duckdb.Error as error:
-                names = ", ".join(table.column_names[:_SHOWN_COLUMNS])
-                raise ConfigError(
-                    f"where {config.where!r:.200}: {_in_a_line(error)}; {file.label} has {names}"
-                ) from None
+                typed, table, names = _looked_at(file, where)
+            except OSError as error:
+                raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
+            except pa.ArrowException as error:
+                raise ConfigError(f"where {config.where!r:.200}: {_in_a_line(error)} ({file.label})") from None
+            if table is not None:
+                _ask(where, table, typed, names)
+            ready.append(typed)
+    return ready
 
 
-def _first_table(file: SourceFile) -> tuple[pa.Table | None, list[str]]:
-    """Some rows of a file with all of its columns that hold one value, None if it has none to look at; and the names
-    of those that hold more.
+def _looked_at(file: SourceFile, where: Where) -> tuple[SourceFile, pa.Table | None, list[str]]:
+    """A file with the types of its columns, the beginning of those that are asked for, and the names of all.
+
+    There is no table where there are no rows to look at.
     """
     if file.kind == DATASET:
-        return open_dataset(file).documents_of(0, 1), []
+        table = open_dataset(file).documents_of(0, 1)
+        return file, table, table.column_names
     if file.kind in TABLES:
-        schema = TABLES[file.kind].schema(file) or pa.schema([])
-        nested = [each.name for each in schema if pa.types.is_nested(each.type)]
-        fields = [each for each in schema if each.name not in nested]
-        return pa.schema(fields).empty_table() if fields else None, nested
+        schema = TABLES[file.kind].schema(file)
+        found = None if schema is None else named_columns(schema.empty_table(), file, where.words)
+        return file, found, [] if schema is None else schema.names
     rows = [row for row in first_rows(file, LOOKED_AT) if isinstance(row, dict)]
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    scalars = {name: column for name, column in columns.items() if column.null_count < len(column)}
-    nested = [name for name in names if name not in scalars and any(row.get(name) is not None for row in rows)]
-    return pa.table(scalars) if scalars else None, nested
+    typed = replace(file, asked=column_types(file, where.words))
+    texts = {column.name: [text_of(row.get(column.name)) for row in rows] for column in typed.asked}
+    table = pa.table({name: pa.array(column, pa.string()) for name, column in texts.items()}) if rows else None
+    return typed, table, list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _ask(where: Where, table: pa.Table, file: SourceFile, names: Sequence[str]) -> None:
+    try:
+        where.of_table(table, where.casts(file.asked, table.to_pydict()) if file.asked else ())
+    except duckdb.ConversionException:
+        pass  # of a value: its row is rejected
+    except duckdb.Error as error:
+        shown = ", ".join(names[:_SHOWN_COLUMNS])
+        raise ConfigError(f"where {where.expression!r:.200}: {_in_a_line(error)}; {file.label} has {shown}") from None
 
 
 def _refuse_changing(expression: str) -> None:
@@ -168,19 +265,36 @@ def filtered_rows(rows: Iterable[Row], file: SourceFile, config: PackConfig, lef
     if config.where is None:
         yield from rows
         return
-    waiting = iter(rows)
     with asking(config.where) as where:
-        while batch := list(islice(waiting, ROWS_AT_ONCE)):
-            asked = [content for _, _, content in batch if isinstance(content, dict)]
-            answers = iter(where.of_rows(asked) if asked else [])
-            for number, reference, content in batch:
-                answer = next(answers) if isinstance(content, dict) else True
-                if isinstance(answer, DocumentError):
-                    yield number, reference, answer
-                elif answer:
-                    yield number, reference, content
-                else:
-                    left_out[row_identity(content, config.ignore_columns, file.source)[1]] += 1
+        answered = _of_groups if file.kind in TABLES else _of_batches
+        for (number, reference, content), answer in answered(iter(rows), file, where):
+            if not isinstance(content, dict) or answer is True:
+                yield number, reference, content
+            elif isinstance(answer, DocumentError):
+                yield number, reference, answer
+            else:
+                left_out[row_identity(content, config.ignore_columns, file.source)[1]] += 1
+
+
+Answered = Iterator[tuple[Row, bool | DocumentError]]
+
+
+def _of_groups(rows: Iterator[Row], file: SourceFile, where: Where) -> Answered:
+    """Rows of a table with the answers to a whole group of them at a time."""
+    for number, of_group in groupby(rows, lambda row: row[1].offset):
+        answers: list[bool | DocumentError] | None = None
+        for row in of_group:
+            if answers is None and isinstance(row[2], dict):
+                answers = where.of_group(named_columns(TABLES[file.kind].group(file, number).table, file, where.words))
+            yield row, answers[row[1].size] if answers is not None else False
+
+
+def _of_batches(rows: Iterator[Row], file: SourceFile, where: Where) -> Answered:
+    while batch := list(islice(rows, ROWS_AT_ONCE)):
+        asked = [content for _, _, content in batch if isinstance(content, dict)]
+        answers = iter(where.of_rows(asked, file) if asked else [])
+        for row in batch:
+            yield row, next(answers) if isinstance(row[2], dict) else False
 
 
 def filtered_documents(table: pa.Table, expression: str) -> Bool[np.ndarray, "rows"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -80,7 +81,7 @@ def plan_sources(
     for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
         require_answer(what, location)
     listed = found or list_sources(sources, config, media)
-    check_where(config, listed.files)
+    listed = replace(listed, files=check_where(config, listed.files))
     check_duplicates(config, listed.files)
     target = packed_target(config, listed.files)  # so that wrong files are reported before any task starts
     for note in (*listed.notes(), *dataset_notes(listed.files)):
