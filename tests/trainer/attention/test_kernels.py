@@ -265,10 +265,11 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
     """Fails when a mask, a length or a window is a constant of the graph: each batch would compile it again, for
     minutes, and past a limit torch would give up compiling and make a dense matrix of scores.
     """
-    graphs = []
+    graphs, numbers = [], []
 
-    def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         graphs.append(graph)
+        numbers.extend(each for each in inputs if isinstance(each, torch.Tensor) and each.ndim == 0)
         return graph.forward
 
     kernels = {cap: Flex(attention=compiled_attention(backend), softcap=cap) for cap in (None, 0.7)}
@@ -285,6 +286,7 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
         right = reference_attention(q, k, v, tensors, softcap=cap)[:, :n_queries]
         torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
     assert len(graphs) == 3, "one without a window, one with, one with a cap"
+    assert not numbers, "a cap that is an input cannot be lowered for CUDA"
 
 
 @pytest.mark.parametrize("tile", [128, 256])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -141,6 +141,22 @@ def test_needed_keys_are_all_that_are_seen_and_no_block_more(
         assert set(got) >= seen
         fewer += len(got) < 256
     assert fewer
+
+
+@pytest.mark.parametrize("exchange", ["needed", "all"])
+def test_gathered_keys_lie_as_a_kernel_loads_them(
+    exchange: Any, make_mask: Any, make_layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a kernel is given views of the message: their strides follow from no length, and FlexAttention's
+    loads of keys on a GPU are then no longer of 16 bytes.
+    """
+    mask = make_mask([(0, 0, -1)] * 64)
+    cp = ContextParallel(ring_degree=2, ring_rank=1, ring_group=cast("Any", object()))
+    monkeypatch.setattr(dist, "all_to_all_single", lambda *_args, **_named: None)
+    monkeypatch.setattr(dist, ALL_GATHER, lambda *_args, **_named: None)
+    keys = plan_exchange(exchange, make_layout(mask, "zigzag", 2, seed=3), MaskTensors.from_arrays(mask), cp)
+    gathered = keys.gather(torch.zeros(2, 32, 4), torch.zeros(2, 32, 4))()
+    assert [(x.shape, x.is_contiguous()) for x in gathered] == [((2, 64, 4), True)] * 2
 
 
 def collectives(mesh: Mesh, fields: dict[str, Any], stride: int) -> tuple[int, int, int]:

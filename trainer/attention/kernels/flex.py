@@ -88,10 +88,13 @@ def compiled_attention(backend: str | Callable[..., Any] = "inductor") -> Callab
     limits: Any = torch._dynamo.config  # arguments of torch.compile set them too, but not in 2.10
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        # Lengths that happen to be equal at the first call must not have to be equal ever after.
+        # Lengths that happen to be equal at the first call must not have to be equal ever after. A cap of the scores is
+        # a constant: as an input of the graph FlexAttention cannot lower it for CUDA.
         with (
             shapes.patch(use_duck_shape=False),
-            limits.patch(recompile_limit=MOST_COMPILATIONS, fail_on_recompile_limit_hit=True),
+            limits.patch(
+                recompile_limit=MOST_COMPILATIONS, fail_on_recompile_limit_hit=True, specialize_float=True
+            ),
         ):
             return compiled(*args, **kwargs)
 
