@@ -92,9 +92,7 @@ def compiled_attention(backend: str | Callable[..., Any] = "inductor") -> Callab
         # a constant: as an input of the graph FlexAttention cannot lower it for CUDA.
         with (
             shapes.patch(use_duck_shape=False),
-            limits.patch(
-                recompile_limit=MOST_COMPILATIONS, fail_on_recompile_limit_hit=True, specialize_float=True
-            ),
+            limits.patch(recompile_limit=MOST_COMPILATIONS, fail_on_recompile_limit_hit=True, specialize_float=True),
         ):
             return compiled(*args, **kwargs)
 
