@@ -9,7 +9,7 @@ DEMO := demo
 # Tests start some hundred Pythons, each of which would compile our modules anew where a container's image sets this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo train check lint ruff types contracts unit test compiled chromium test-cluster test-matrix mutants docs bench peers clean help
+.PHONY: demo train check lint ruff types contracts unit test loops modules chromium test-cluster test-matrix mutants docs bench peers clean help
 
 help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
@@ -86,12 +86,12 @@ unit: .venv/installed
 
 # What takes one process comes first, beside the linters; the tests then take every core.
 test: .venv/installed
-	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target chromium types contracts ruff compiled
+	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target loops types modules chromium contracts ruff
 	@$(BIN)/python -m pytest --quiet --durations=10 -n $$(($(WORKERS) + 1))
 
 # What each worker would compile at the same time.
-compiled: .venv/installed
-	@$(BIN)/python tests/support/compile_ahead.py
+loops modules: .venv/installed
+	@$(BIN)/python tests/support/compile_ahead.py $@
 
 chromium:
 	@sh tests/browser/chromium.sh

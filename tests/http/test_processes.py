@@ -109,7 +109,7 @@ def front(hostile_root: Path) -> Iterator[Front]:
         # on a busy machine the process that readers are forked from may take longer to start than a request may
         while not (front.get("/v1/datasets/tiny").status == 200 and names_listed(front) >= SOUND):
             assert time.monotonic() < deadline
-            time.sleep(0.5)
+            time.sleep(0.1)
         yield front
 
 

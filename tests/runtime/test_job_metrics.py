@@ -68,7 +68,7 @@ def test_ray_exports_what_the_dashboard_asks_for() -> None:
     names: set[str] = set()
     # a scrape may show the counts of the first tasks alone, and none of Ray's own figures yet
     while (counted != expected or not asked_for() <= names) and time.monotonic() < until:
-        time.sleep(1)
+        time.sleep(0.2)
         try:
             values = scraped(port)
         except OSError:  # the exporter starts some seconds after Ray

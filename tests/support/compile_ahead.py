@@ -1,12 +1,13 @@
 """Compiles what each worker of the tests would compile at once: the loops that most tests run, and all modules.
 
-What is compiled is kept beside the code.
+What is compiled is kept beside the code. ``compile_ahead.py loops`` and ``compile_ahead.py modules`` share two cores.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -50,5 +51,4 @@ def compile_modules() -> None:
 
 
 if __name__ == "__main__":
-    compile_loops()
-    compile_modules()
+    {"loops": compile_loops, "modules": compile_modules}[sys.argv[1]]()

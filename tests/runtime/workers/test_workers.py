@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from preshard.packer_service.runtime import patience
 from preshard.packer_service.runtime.workers import CallFailedError, Isolated, KilledError, Limits
 from preshard.schemas.errors import DocumentError, PreshardError
 
@@ -62,8 +63,9 @@ def test_what_breaks_the_process_is_a_reason_after_two_tries(isolated: Isolated,
 
 
 @pytest.mark.parametrize("name", SLEEPS)
-def test_a_process_that_sleeps_is_ended(broken: ModuleType, name: str) -> None:
+def test_a_process_that_sleeps_is_ended(broken: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a call that waits for ever is waited for, before its answer, inside it, or without any pipe."""
+    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.3)
     helper = Isolated(Limits(asleep_seconds=2, tries=1))
     with pytest.raises(CallFailedError) as failed:
         helper.call(getattr(broken, name))
@@ -159,11 +161,14 @@ def test_every_value_has_the_whole_time(broken: ModuleType) -> None:
     helper.close()
 
 
-def test_the_time_in_a_stopped_process_is_not_counted(isolated: Isolated, broken: ModuleType) -> None:
+def test_the_time_in_a_stopped_process_is_not_counted(
+    isolated: Isolated, broken: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails when a suspended machine rejects the document that was being read."""
+    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.3)
     [pid] = isolated.call(broken.pid_of)
     os.kill(pid, signal.SIGSTOP)
-    waker = Thread(target=lambda: (time.sleep(4), os.kill(pid, signal.SIGCONT)))
+    waker = Thread(target=lambda: (time.sleep(1.2), os.kill(pid, signal.SIGCONT)))
     waker.start()
     assert isolated.call(broken.pid_of) == [pid]
     waker.join()
