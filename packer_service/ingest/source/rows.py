@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from preshard.packer_service.ingest.document import Document
-from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, kinds_of_row, named
+from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, left_columns, named
 from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kept_value, kind_of, shown
 from preshard.packer_service.ingest.source.forms.fill import unfilled_mark
 from preshard.packer_service.ingest.source.forms.messages import loss_weight
@@ -80,8 +80,8 @@ def parse_row(
             values[column.name] = column_values(column, given[column.name])
         elif not column.optional:
             bad(f"has no {column.name}; give it, or let rows lack it by the type '{column.dtype} or 0'")
-    columns = kinds_of_row(given)
-    if reason := overlooked(columns, found, config.columns_read):
+    columns = {name: kind_of_value(value) for name, value in given.items()}
+    if reason := overlooked(columns, found, config.columns_read, given):
         bad(reason)
     document = found.parse(given)
     if (mark := _unfilled(document, found)) is not None:
@@ -122,12 +122,8 @@ def _weighed(document: Document, value: Any) -> Document:
 
 def unused_columns(row: dict[str, Any], form: Form, config: PackConfig) -> list[str]:
     """The fields of a row that its form does not read, nor the configuration names."""
-    columns = {name: kind_of_value(value) for name, value in row.items()}
-    return [
-        name
-        for name in row
-        if not form.reads(name, columns) and name not in config.columns_read and not config.asks_for(name)
-    ]
+    left = left_columns(form.name, tuple((name, kind_of_value(value)) for name, value in row.items()))
+    return [name for name in left if name not in config.columns_read and not config.asks_for(name)]
 
 
 def _check_identity(row: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.model import configured_renderer
 from preshard.packer_service.ingest.render import render, render_pieces
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
-from preshard.packer_service.ingest.source.forms.detect import MEDIA, kind_of_value
+from preshard.packer_service.ingest.source.forms.detect import MEDIA, closer_kind
 from preshard.packer_service.ingest.source.forms.inline import is_media_file
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_row
@@ -59,7 +59,7 @@ def test_files_of_every_kind_are_known_by_their_first_bytes(kind: str) -> None:
         spelled.rstrip("="),
         f"data:image/x;base64,{spelled}",
     ):
-        assert kind_of_value(value) == MEDIA
+        assert closer_kind("a", {"a": value}) == MEDIA
     assert parse_row({**ANSWERED, "image": spelled}, "question_answer").media() == [Medium(kind="image", data=data)]
 
 
@@ -80,7 +80,7 @@ def test_files_of_every_kind_are_known_by_their_first_bytes(kind: str) -> None:
 )
 def test_values_that_are_media(value: Any) -> None:
     """Fails when a path or the inside of a row that holds a picture is left out like any other column."""
-    assert kind_of_value(value) == MEDIA
+    assert closer_kind("a", {"a": value}) == MEDIA
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_values_that_are_media(value: Any) -> None:
 )
 def test_values_that_are_not(value: Any) -> None:
     """Fails when an address, a sentence or code ends the command."""
-    assert kind_of_value(value) != MEDIA
+    assert closer_kind("a", {"a": value}) is None
 
 
 @pytest.mark.parametrize(

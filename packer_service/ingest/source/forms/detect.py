@@ -42,21 +42,23 @@ PLACE_COLUMNS = {"objects": ("<ref-object>", "<bbox>")}
 
 
 def kind_of_value(value: Any) -> str:
-    """The kind of a value of a row."""
+    """The kind of a value of a row, but for media, which take longer to tell."""
     if isinstance(value, int | float):
         return FLAG if isinstance(value, bool) else NUMBER
-    if holds_media(value):
-        return MEDIA
     return OBJECTS if isinstance(value, list) and any(isinstance(item, dict) for item in value) else OTHER
 
 
 def kinds_of_row(row: Mapping[str, Any]) -> dict[str, str]:
     """The columns of a row."""
     columns = {name: kind_of_value(value) for name, value in row.items() if value is not None}
-    for name, marks in PLACE_COLUMNS.items():
-        if name in columns and _spells(row, marks):
-            columns[name] = PLACES
-    return columns
+    return columns | {name: kind for name in columns if (kind := closer_kind(name, row)) is not None}
+
+
+def closer_kind(name: str, row: Mapping[str, Any]) -> str | None:
+    """What a column of a row holds if it is media, or values for places of its text."""
+    if name in PLACE_COLUMNS and _spells(row, PLACE_COLUMNS[name]):
+        return PLACES
+    return MEDIA if holds_media(row[name]) else None
 
 
 def _spells(value: Any, marks: tuple[str, ...]) -> bool:
@@ -216,6 +218,13 @@ def detect(columns: Columns) -> Form | None:
     """The form of a file with these columns, None if no form has them."""
     found = next((form for form in FORMS if form.fits(columns)), None)
     return found or (MESSAGES if "text" in columns else None)
+
+
+@lru_cache(maxsize=4096)
+def left_columns(form: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Those of some columns that a form does not read; most rows of a file have the same ones."""
+    found, given = find_form(form), dict(columns)
+    return tuple(name for name in given if not found.reads(name, given))
 
 
 @lru_cache(maxsize=32)

@@ -22,6 +22,8 @@ _SIGNATURES = re.compile(
 """First bytes of files of images, PDF and videos."""
 _HEAD = 24
 """Characters of base64 that hold all of a signature."""
+_BEGINNINGS = frozenset(("/9", "iV", "R0", "Uk", "Qk", "SU", "TU", "AA", "UD", "JV", "Gk", "Rk", "_9", "b'", 'b"'))
+"""How base64 of a signature begins, in both alphabets, so that few texts have to be decoded."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
 _NOT_A_PATH = 300
 """Characters without a dot from which a text in the letters of base64 is no path."""
@@ -36,9 +38,10 @@ def is_media_file(data: bytes) -> bool:
 
 def is_base64(text: str) -> bool:
     """Whether a text that might be a path is base64: of a file that is known, or too long for a path."""
+    if len(text) < _NOT_A_PATH and text[:2] not in _BEGINNINGS and not text[:1].isspace():
+        return False
     given = _bare(text)
-    begins = _decoded(given[:_HEAD].rstrip()[: _HEAD // 4 * 4])
-    if begins is None or not (is_media_file(begins) or len(given) >= _NOT_A_PATH):
+    if len(given) < _NOT_A_PATH and not is_media_file(_decoded(given[:_HEAD]) or b""):
         return False
     return _BASE64.fullmatch(given) is not None and _decoded(given) is not None
 
@@ -97,13 +100,14 @@ def holds_media(value: Any) -> bool:
 
 
 def _is_media_text(text: str) -> bool:
-    if len(text) <= _LONGEST_NAME and text[-6:].rpartition(".")[1]:
-        is_name = text.rpartition(".")[2].lower() in _TELLING_SUFFIXES and not text[:8].lower().startswith("http")
-        return is_name and "\n" not in text and not _is_sentence(text)
+    if text[-6:].rpartition(".")[2].lower() in _TELLING_SUFFIXES and "." in text[-6:]:
+        is_name = len(text) <= _LONGEST_NAME and text[:4].lower() != "http" and "\n" not in text
+        return is_name and not _is_sentence(text)
     if text[:5].lower() == "data:" or "base64," in text[:40]:
         return text[:100].lower().removeprefix("data:").startswith(("image", "video", "audio", "base64", ";base64"))
-    head = _decoded(_bare(text[: _HEAD + 2])[:_HEAD])
-    return head is not None and len(text) > _HEAD and is_media_file(head) and is_base64(text)
+    if len(text) <= _HEAD or (text[:2] not in _BEGINNINGS and not text[:1].isspace()):
+        return False
+    return is_media_file(_decoded(_bare(text[: 2 * _HEAD])[:_HEAD]) or b"") and is_base64(text)
 
 
 def _is_sentence(text: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any
 
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.source.forms import dialogues
@@ -18,6 +20,9 @@ from preshard.packer_service.ingest.source.forms.detect import (
     PLACES,
     Columns,
     Form,
+    closer_kind,
+    find_form,
+    left_columns,
     named,
 )
 from preshard.packer_service.ingest.source.forms.fill import COLUMNS, MEDIA_COLUMNS, VIDEO_COLUMNS, numbered_column
@@ -53,16 +58,30 @@ def is_telling(column: str) -> bool:
     return bool(_TELLING.match(column))
 
 
-def overlooked(columns: Columns, form: Form, named_by_user: Collection[str] = ()) -> str | None:
+def overlooked(
+    columns: Columns, form: Form, named_by_user: Collection[str] = (), row: Mapping[str, Any] | None = None
+) -> str | None:
     """Why the columns of a file or row must not be read in a form: one of them would be left out, and what to do.
 
     Args:
         columns: the columns.
         form: the form.
         named_by_user: columns that the configuration reads.
+        row: the row; its columns that are not read are looked at for media.
     """
-    for name in columns:
-        if name not in named_by_user and not form.reads(name, columns):
+    given = tuple(columns.items())
+    if row is not None:
+        left = (name for name in left_columns(form.name, given) if name not in named_by_user)
+        closer = {name: kind for name in left if (kind := closer_kind(name, row)) is not None}
+        given = tuple({**columns, **closer}.items()) if closer else given
+    return _overlooked(form.name, given, frozenset(named_by_user))
+
+
+@lru_cache(maxsize=4096)
+def _overlooked(form_name: str, given: tuple[tuple[str, str], ...], named_by_user: frozenset[str]) -> str | None:
+    form, columns = find_form(form_name), dict(given)
+    for name in left_columns(form_name, given):
+        if name not in named_by_user:
             leave_out = f"--set 'ignore_columns=[{named(name)}]' leaves it out"
             reason = _of_another_form(name, form, columns, leave_out) or _of_media(name, form, columns, leave_out)
             if reason is not None:
