@@ -17,6 +17,7 @@ import av.logging
 import numpy as np
 
 from preshard.packer_service.ingest.media.reach import MediaFile
+from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described
 from preshard.schemas.errors import DocumentError
 
 if TYPE_CHECKING:
@@ -196,7 +197,10 @@ def open_video(file: MediaFile) -> Iterator[Video]:
         options = {**_OPEN_OPTIONS, **_decoder_options()}
         container = av.open(_Positions(file), options=options, metadata_errors="replace", buffer_size=READ_BYTES)
     except av.FFmpegError as error:
-        reason = "not a video that can be read; legal are mp4, mov, mkv, webm, avi, mpeg and other timed containers"
+        file.seek(0)
+        what = described(file.read(BEGIN_BYTES))
+        legal = "legal are mp4, mov, mkv, webm, avi, mpeg and other timed containers"
+        reason = f"not a video that can be read; {legal if what is None else f'it is {what}'}"
         raise DocumentError("bad_video", f"{file.label}: {reason}") from error
     with container:
         video = Video(container=container, stream=_first_stream(container, file.label), label=file.label)

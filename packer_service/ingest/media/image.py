@@ -19,6 +19,7 @@ from preshard.packer_service.ingest.media.pdf import MAX_PAGES, is_pdf, page_siz
 from preshard.packer_service.ingest.media.reach import MediaFile, MediaReach, open_media
 from preshard.packer_service.ingest.media.scale import FullScaling, Shrunk, scaled, turned, whole_rgb
 from preshard.packer_service.ingest.media.shape import DECODER_MIB, ImageSize, check_memory, image_bytes
+from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described
 from preshard.schemas.errors import DocumentError
 
 MAX_IMAGE_PIXELS = 178_956_970
@@ -250,7 +251,10 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
             # A damaged header can surface as nearly any exception; one with a number comes from the file system.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise DocumentError("bad_image", f"{file.label}: not an image that Pillow can open") from error
+            file.seek(0)
+            what = described(file.read(BEGIN_BYTES))
+            reason = f"not an image that Pillow can open{'' if what is None else f'; it is {what}'}"
+            raise DocumentError("bad_image", f"{file.label}: {reason}") from error
         with image:
             yield image
 

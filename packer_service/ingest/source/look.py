@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import posixpath
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any
 
 import pyarrow as pa
 
+from preshard.packer_service.ingest.signatures import BEGIN_BYTES, stand_in
 from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
 from preshard.packer_service.ingest.source.containers.compressed import head
 from preshard.packer_service.ingest.source.containers.indexed_tokens import with_index
@@ -62,6 +64,11 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
         found = _columns_of(file)
     except OSError as error:
         raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
+    except ConfigError:
+        _check_is_itself(file)
+        raise
+    if found is None or not found[1]:
+        _check_is_itself(file)
     if found is None:
         return None
     kind, every = found
@@ -79,6 +86,7 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
         kind = "jsonl"
     form = find_form(config.form) if config.form != AUTO else detected
     if form is None and columns:
+        _check_is_itself(file)
         leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the file out"
         raise ConfigError(f"SOURCE {file.label}: {formless(columns)}; {leave_out}")
     form = form or MESSAGES  # no row of it can be read, and each is a reject
@@ -109,6 +117,14 @@ def _as_they_are(file: SourceFile, form: Form, columns: Columns) -> Columns:
         left = list(columns)
     rows = [row for row in first_rows(replace(file, columns=_as_stored(left, file)), TRIED) if isinstance(row, dict)]
     return {name: kind for name, kind in _of_rows(rows).items() if KINDS.index(kind) > KINDS.index(columns[name])}
+
+
+def _check_is_itself(file: SourceFile) -> None:
+    """Raises ``ConfigError`` if something else lies in place of a file of which no row can be read."""
+    filesystem, path = locate(file.uri)
+    with suppress(OSError), filesystem.open_input_file(path) as opened:
+        if what := stand_in(opened.read(BEGIN_BYTES)):
+            raise ConfigError(f"SOURCE {file.label}: holds no rows; it is {what}")
 
 
 def _read_columns(form: Form, columns: Columns, config: PackConfig) -> tuple[str, ...]:

@@ -29,8 +29,10 @@ class DamagedGroupError(Exception):
     ``n_rows`` is what the file's footer promises, which may be as wrong as the rest.
     """
 
-    def __init__(self, group: int, n_rows: int) -> None:
-        super().__init__(f"row group {group} is damaged: none of its {n_rows} rows can be read; write the file again")
+    def __init__(self, group: int, n_rows: int, *, encrypted: bool = False) -> None:
+        what = "is encrypted in a column that is read" if encrypted else "is damaged"
+        cure = "write the file without encryption" if encrypted else "write the file again"
+        super().__init__(f"row group {group} {what}: none of its {n_rows} rows can be read; {cure}")
         self.n_rows = n_rows
 
 
@@ -63,6 +65,8 @@ def _footer(file: SourceFile) -> pq.ParquetFile:
         with filesystem.open_input_file(path) as opened:
             return pq.ParquetFile(opened)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        if "encrypted" in str(error):
+            raise ConfigError(f"SOURCE {file.uri}: is encrypted; write the file without encryption") from None
         raise ConfigError(f"SOURCE {file.uri}: is not a Parquet file ({reason_of(error)})") from None
 
 
@@ -120,4 +124,4 @@ def _parse_watched(watched: Watched, group: int, columns: Columns) -> pa.Table:
     except (IndexError, OSError, UnicodeDecodeError, pa.ArrowException) as error:
         if watched.failure is not None:
             raise watched.failure from error
-        raise DamagedGroupError(group, n_rows) from error
+        raise DamagedGroupError(group, n_rows, encrypted="crypt" in str(error)) from error
