@@ -63,8 +63,12 @@ REJECT_STAGES = ("read", "measure", "plan", "write")
 DUPLICATES = ("duplicate_text", "near_duplicate", "duplicate_images")
 """Codes of documents that were left out because the configuration's ``duplicates`` says so."""
 
+LOST_ROWS = "lost_rows"
+"""Code of the part of a damaged file of which nobody can say how many rows it had."""
+
 REJECT_CODES = (
     "bad_row",
+    LOST_ROWS,
     "duplicate_row",
     *DUPLICATES,
     "empty",

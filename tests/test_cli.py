@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -253,6 +254,23 @@ def test_a_source_of_which_nothing_can_be_packed_has_failed(
     assert "40 bad_row" in output
     status, output, _ = run(capsys, "report", words[2], "--json")
     assert [reason["documents"] for reason in json.loads(output)["reject_reasons"]] == [40]
+
+
+def test_rows_that_nobody_can_count_are_not_lost_with_status_0(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_settings: list[str], tiny_config: PackConfig, progress: Any
+) -> None:
+    """Fails when half a download passes as one reject of many rows, however many it lost."""
+    lines = [f'{{"id": "r{i}", "text": "word {i}"}}\n' for i in range(20_000)]
+    whole = gzip.compress("".join(lines[:200]).encode()) + gzip.compress("".join(lines[200:]).encode())
+    (tmp_path / "rows.jsonl.gz").write_bytes(whole[:2_000])
+    words = [str(tmp_path / "rows.jsonl.gz"), "--out", str(tmp_path / "out")]
+    pack(words[:1], words[2], tiny_config, PlainExecutor(), progress)
+    words += [word for setting in tiny_settings for word in ("--set", setting)]
+    status, _, error = run(capsys, "pack", *words, "--max-rejects", "1")
+    assert status == 3
+    assert error.startswith(f"preshard: {tmp_path}/out: the dataset is whole, but a file is damaged, and nobody knows ")
+    assert error.endswith("; mend it, or accept the loss with --allow-lost-files\n")
+    assert run(capsys, "pack", *words, "--allow-lost-files")[0] == 0
 
 
 def test_too_many_rejects_are_another_exit_status(

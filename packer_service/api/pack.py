@@ -13,12 +13,12 @@ from preshard.packer_service.api.dataset import Dataset, Location
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.job.pack import pack as run_job
-from preshard.packer_service.report.console import too_many_rejects
-from preshard.packer_service.report.dataset import dataset_reject_reasons
+from preshard.packer_service.report.console import lost_files, too_many_rejects
+from preshard.packer_service.report.dataset import dataset_reject_reasons, dataset_rejects
 from preshard.packer_service.runtime.local import choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress, NoProgress
 from preshard.packer_service.shards.store import require_answer
-from preshard.schemas.errors import DUPLICATES, PreshardError, TooManyRejectsError
+from preshard.schemas.errors import DUPLICATES, LOST_ROWS, PreshardError, TooManyRejectsError
 from preshard.schemas.manifest import ManifestHead
 
 MAX_REJECTS = 0.05
@@ -50,6 +50,7 @@ def pack(
     media_root: str | None = None,
     allow_media: Sequence[str] = (),
     max_rejects: float = MAX_REJECTS,
+    allow_lost_files: bool = False,
     executor: str = "auto",
     ray_address: str | None = None,
     num_cpus: int | None = None,
@@ -68,7 +69,8 @@ def pack(
 
     Raises:
         ConfigError: a key, a value or a location cannot be used.
-        TooManyRejectsError: the dataset is whole, but lacks more than ``max_rejects`` of the rows.
+        TooManyRejectsError: the dataset is whole, but lacks more than ``max_rejects`` of the rows, or rows of damaged
+            files of which nobody knows how many they are.
         PreshardError: no document was packed, or the job cannot continue; finished work is kept.
     """
     sources = [os.fspath(source)] if isinstance(source, str | os.PathLike) else [os.fspath(each) for each in source]
@@ -84,7 +86,7 @@ def pack(
         stack.callback(listener.close)
         tasks = stack.enter_context(choose_executor(executor, ray_address, num_cpus, listener))
         outcome = run_job(sources, os.fspath(output), loaded, tasks, listener, media=media)
-    check_rejects(os.fspath(output), outcome.manifest, max_rejects)
+    check_rejects(os.fspath(output), outcome.manifest, max_rejects, allow_lost_files=allow_lost_files)
     counts = outcome.manifest.counts
     return Packed(
         path=os.fspath(output),
@@ -97,14 +99,19 @@ def pack(
     )
 
 
-def check_rejects(path: str, manifest: ManifestHead, max_rejects: float) -> None:
+def check_rejects(path: str, manifest: ManifestHead, max_rejects: float, *, allow_lost_files: bool = False) -> None:
     """
     Raises:
         PreshardError: no document was packed.
-        TooManyRejectsError: more than this share of the rows was rejected.
+        TooManyRejectsError: more than this share of the rows was rejected, or an unknown number of rows was lost.
     """
     counts = manifest.counts
     require_documents(path, counts.documents, counts.source_documents)
+    if counts.rejected and not allow_lost_files:
+        lost = dataset_rejects(path).get(LOST_ROWS, 0)
+        if lost:
+            first = [reason for reason in dataset_reject_reasons(path) if reason.code == LOST_ROWS]
+            raise TooManyRejectsError(f"{path}: the dataset is whole, but {lost_files(lost, first)}")
     rejected = counts.rejected - counts.duplicates
     if rejected > max_rejects * counts.source_documents:
         reasons = [reason for reason in dataset_reject_reasons(path) if reason.code not in DUPLICATES]

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of ``preshard``.
 
     Exit status: 0 done; 1 failed; 2 bad usage or configuration; 3 packed, but more rows were rejected than
-    ``--max-rejects`` allows; 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
+    ``--max-rejects`` allows, or rows that nobody can count; 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
     """
     try:
         with interruptible():

@@ -49,12 +49,25 @@ sources_argument = click.argument("sources", nargs=-1, required=True, metavar="S
     show_default=True,
     help="Largest share of rows that may be rejected; beyond it, the exit status is 3.",
 )
+@click.option(
+    "--allow-lost-files",
+    is_flag=True,
+    help="Accepts damaged files of which nobody knows how many rows are lost; otherwise the exit status is 3.",
+)
 @source_options
 @executor_options
-def pack(sources: tuple[str, ...], out: str, max_rejects: float, asked: SourceOptions, run_tasks: RunTasks) -> int:
+def pack(
+    sources: tuple[str, ...],
+    out: str,
+    max_rejects: float,
+    allow_lost_files: bool,
+    asked: SourceOptions,
+    run_tasks: RunTasks,
+) -> int:
     """Pack SOURCE files, folders and patterns into a dataset. Continues where an earlier run stopped.
 
-    Exit status 3: the dataset is whole, and more than --max-rejects of the rows were rejected.
+    Exit status 3: the dataset is whole, and more than --max-rejects of the rows were rejected, or an unknown number
+    was lost.
     """
     config = _configured(sources, asked)
     found = _looked_at(sources, config, asked)
@@ -72,7 +85,7 @@ def pack(sources: tuple[str, ...], out: str, max_rejects: float, asked: SourceOp
             f"{out}: {counts.documents} documents in {counts.packs} packs and {outcome.n_shards} shards, "
             f"{counts.rejected} rejected ({seconds})"
         )
-    return _say_lost(out, outcome.manifest, max_rejects)
+    return _say_lost(out, outcome.manifest, max_rejects, allow_lost_files=allow_lost_files)
 
 
 @click.command()
@@ -207,7 +220,7 @@ def _looked_at(sources: Sequence[str], config: PackConfig, asked: SourceOptions)
     return list_sources(sources, config, asked.media)
 
 
-def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
+def _say_lost(out: str, manifest: ManifestHead, max_rejects: float, *, allow_lost_files: bool) -> int:
     """Says how full the packs are and why, what was not read, and why documents were rejected.
 
     Returns:
@@ -243,7 +256,7 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float) -> int:
     for line in (*lines, *reason_lines(reasons, counts.rejected, join(out, REJECTS_FILE))):
         say(line)
     try:
-        check_rejects(out, manifest, max_rejects)
+        check_rejects(out, manifest, max_rejects, allow_lost_files=allow_lost_files)
     except TooManyRejectsError as error:
         say(f"preshard: {error}", err=True)
         return TOO_MANY_REJECTS

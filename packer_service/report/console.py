@@ -144,6 +144,14 @@ def too_many_rejects(reasons: Sequence[RejectReason], rejected: int, rows: int, 
     )
 
 
+def lost_files(lost: int, reasons: Sequence[RejectReason]) -> str:
+    """A line for a job that lost rows of damaged files of which nobody knows how many they are."""
+    files = "a file is damaged" if lost == 1 else f"files are damaged in {lost:,} places"
+    shown = "".join(f" ({reason.location}: {_message(reason, REASON_CHARACTERS)})" for reason in reasons[:1])
+    what = f"{files}, and nobody knows how many rows were lost with it{shown}"
+    return f"{what}; mend {'it' if lost == 1 else 'them'}, or accept the loss with --allow-lost-files"
+
+
 def _message(reason: RejectReason, characters: int) -> str:
     """What a reject's message says, on one line of so many characters."""
     words = plain(" ".join((reason.message or "no message").split()))

@@ -124,6 +124,11 @@ def joined_columns(folder: Folder, manifest: ManifestHead) -> dict[str, int]:
         raise AnnotationsInvalid(ANNOTATIONS, " ".join(str(error).split())[:200]) from None
 
 
+def dataset_rejects(location: str) -> dict[str, int]:
+    """Rejected documents of a dataset by code; raises as :func:`dataset_reject_reasons`."""
+    return read_figures(*open_dataset(location)).rejects
+
+
 def dataset_reject_reasons(location: str) -> list[RejectReason]:
     """The most frequent reasons of a dataset's rejects.
 

@@ -68,7 +68,7 @@ def test_what_is_measured_is_what_was_expected(demo: tuple[Path, dict[str, int],
     assert {code: sorted(ids) for code, ids in found.items()} == expected["rejects"]
     # The first of two duplicates is good; what only the decoder finds is measured as good.
     assert len(good) - 1 - len(when_decoded) == expected["documents"] == demo[1]["documents"]
-    others = {"too_many_images", "too_many_patches", "unreachable_media", *DUPLICATES}
+    others = {"too_many_images", "too_many_patches", "unreachable_media", "lost_rows", *DUPLICATES}
     assert {*found, "decode_failed"} == set(REJECT_CODES) - others
 
 

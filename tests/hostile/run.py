@@ -84,7 +84,19 @@ def pack(folder: Path, *extra: str) -> list[str]:
     places = [str(folder / "corpus"), "--out", str(folder / "dataset")]
     begin = time.monotonic()
     job = subprocess.Popen(
-        [*program, "pack", *places, "--max-rejects", "1", "--executor", "ray", "--num-cpus", "2", *settings],
+        [
+            *program,
+            "pack",
+            *places,
+            "--max-rejects",
+            "1",
+            "--allow-lost-files",
+            "--executor",
+            "ray",
+            "--num-cpus",
+            "2",
+            *settings,
+        ],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )
@@ -157,7 +169,7 @@ def write_lines(source: Path, count: int, seed: int) -> int:
 
 
 def write_tables(source: Path, seed: int) -> int:
-    """Writes Parquet files, and returns the number of their rows; a damaged row group counts as one."""
+    """Writes Parquet files, and returns the number of their rows; where a damaged group hides it, one."""
     n_rows = 0
     for name, table, _ in typed_tables():
         (source / f"{name}.parquet").write_bytes(parquet(table))

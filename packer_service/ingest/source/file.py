@@ -186,6 +186,11 @@ class Watched(io.RawIOBase):
     def tell(self) -> int:
         return int(self.opened.tell())
 
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def readable(self) -> bool:
         return True
 

@@ -14,11 +14,11 @@ from preshard.packer_service.ingest.source.containers.compressed import read_con
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, FragmentRows, RowReference, SourceFile
-from preshard.schemas.errors import DocumentError
+from preshard.schemas.errors import LOST_ROWS, DocumentError
 from preshard.schemas.files.filesystem import locate
 
-MAX_GROUP_ROWS = 2**40
-"""Most rows that a damaged row group is believed to have, so that the numbers of later rows stay in 64 bits."""
+MAX_GROUP_ROWS = 2**22
+"""Most rows that a damaged row group is believed to have: each becomes a reject."""
 SCAN_BUFFER = 2**20
 """Bytes read at a time of a file that is read from its beginning to its end; each read of a store is a request."""
 FRAGMENT_PACKS = 64
@@ -75,9 +75,11 @@ def _table_rows(fragment: Fragment, found: FragmentRows) -> Rows:
         try:
             rows: TableRows = TABLES[fragment.file.kind].group(fragment.file, group)
         except DamagedGroupError as damage:
-            # One reject for all of them: what the footer says of its rows may be damaged as well.
-            yield found.n_lines, RowReference(offset=group, size=0), DocumentError("bad_row", str(damage))
-            found.n_lines += min(max(damage.n_rows, 1), MAX_GROUP_ROWS)
+            known = 1 <= damage.n_rows <= MAX_GROUP_ROWS
+            reject = DocumentError("bad_row" if known else LOST_ROWS, str(damage))
+            for i in range(damage.n_rows if known else 1):
+                yield found.n_lines, RowReference(offset=group, size=i), reject
+                found.n_lines += 1
             continue
         for i in range(len(rows)):
             yield found.n_lines, RowReference(offset=group, size=i), rows.row(i)
@@ -94,7 +96,7 @@ def _scanned_rows(fragment: Fragment, found: FragmentRows) -> Rows:
             found.n_lines += 1
     if damage is not None:
         lost = f"the file cannot be decompressed from byte {size} of its content on ({damage}); what follows is lost"
-        yield found.n_lines, RowReference(offset=size, size=0), DocumentError("bad_row", lost)
+        yield found.n_lines, RowReference(offset=size, size=0), DocumentError(LOST_ROWS, lost)
         found.n_lines += 1
 
 

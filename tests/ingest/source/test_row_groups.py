@@ -79,12 +79,12 @@ def outcomes(path: Path, data: bytes) -> list[list[str]]:
     return [[row.code if isinstance(row, DocumentError) else row["text"][:6] for row in group] for group in rows]
 
 
-def test_a_damaged_row_group_is_one_reject(tmp_path: Path) -> None:
-    """Fails when damaged pages stop the job, or take the other row groups of their file with them."""
+def test_each_row_of_a_damaged_row_group_is_a_reject(tmp_path: Path) -> None:
+    """Fails when damaged pages stop the job, take the other row groups of their file with them, or count as one row."""
     data = four_groups()
     page = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(1).column(0).data_page_offset
     damaged = data[:page] + b"\xff" * 30 + data[page + 30 :]
-    expected = [["word 0", "word 1"], ["bad_row"], ["word 4", "word 5"], ["word 6", "word 7"]]
+    expected = [["word 0", "word 1"], ["bad_row", "bad_row"], ["word 4", "word 5"], ["word 6", "word 7"]]
     assert outcomes(tmp_path / "f.parquet", damaged) == expected
 
 
@@ -97,14 +97,14 @@ def varint(value: int) -> bytes:
 
 
 @pytest.mark.parametrize("place", [-1, -(2**63), 2**63 - 1, 2**40, 0, 5])
-def test_a_column_that_lies_nowhere_is_one_reject(tmp_path: Path, place: int) -> None:
+def test_a_column_that_lies_nowhere_loses_its_row_group(tmp_path: Path, place: int) -> None:
     """Fails when a footer that sends the reader out of the file is taken for a failing disk, which stops the job."""
     data = four_groups()
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     first = data.index(b"\x26\x08", footer)  # where the first column's data lie: field 9 behind field 7, byte 4
     changed = data[footer : first + 1] + varint(place) + data[first + 2 : -8]
     moved = data[:footer] + changed + len(changed).to_bytes(4, "little") + b"PAR1"
-    assert outcomes(tmp_path / "f.parquet", moved)[:2] == [["bad_row"], ["word 2", "word 3"]]
+    assert outcomes(tmp_path / "f.parquet", moved)[:2] == [["bad_row", "bad_row"], ["word 2", "word 3"]]
 
 
 class FailingDisk(io.BytesIO):

@@ -7,11 +7,15 @@ row costs the decompression of one frame, on whatever machine it is read.
 
 from __future__ import annotations
 
+import gzip
 import io
+import shlex
 import tempfile
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -51,13 +55,29 @@ def decompressed(file: SourceFile) -> Iterator[bytes]:
     with filesystem.open_input_file(path) as opened:
         watched = Watched(opened)
         try:
-            with pa.CompressedInputStream(pa.PythonFile(watched, "r"), file.compression) as stream:
-                while data := stream.read(READ_BYTES):
+            if file.compression == "gzip":
+                # Arrow takes zero bytes behind a member, which fill the last block of a tape, for damage.
+                stream = gzip.GzipFile(fileobj=io.BufferedReader(watched, READ_BYTES))
+                read = partial(stream.read1, READ_BYTES)
+            else:
+                stream = pa.CompressedInputStream(pa.PythonFile(watched, "r"), file.compression)
+                read = partial(stream.read, READ_BYTES)
+            with stream:
+                while data := read():
                     yield data
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
             if watched.failure is not None:
                 raise watched.failure from error
-            raise DamagedStreamError(" ".join(str(error).split())[:100]) from error
+            raise DamagedStreamError(_reason(error, path)) from error
+
+
+def _reason(error: Exception, path: str) -> str:
+    reason = " ".join(str(error).split())[:100]
+    if "too much memory" in reason:
+        name = path.rpartition("/")[2]
+        again = f"zstd -d --long=31 --stdout {shlex.quote(name)} | zstd -o new.{shlex.quote(name)}"
+        reason = f"its window is above 128 MiB, the largest that is read; write it again: {again}"
+    return reason
 
 
 def head(file: SourceFile) -> BinaryIO:

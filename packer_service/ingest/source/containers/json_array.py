@@ -9,7 +9,7 @@ from typing import Any
 
 from preshard.packer_service.ingest.source.containers.json_lines import MAX_LINE_BYTES, parse_json
 from preshard.packer_service.ingest.source.file import Found, SourceFile
-from preshard.schemas.errors import DocumentError
+from preshard.schemas.errors import LOST_ROWS, DocumentError
 
 FRAGMENT_BYTES = 64 * 2**20
 """Bytes that one task measures. It reads what is before them first, ten times faster than text is tokenised: only the
@@ -118,4 +118,4 @@ def _limited(row: Any, size: int) -> Any:
 def _fault(window: _Window, reason: str) -> Found:
     what = f"the array cannot be read from byte {window.offset} on ({reason}); the rows after it are lost"
     # Its place is the last byte before it, since a fault at the end of the file would lie in no fragment.
-    return Found(max(window.offset - 1, 0), 0, DocumentError("bad_row", what))
+    return Found(max(window.offset - 1, 0), 0, DocumentError(LOST_ROWS, what))

@@ -26,13 +26,15 @@ CACHED_BYTES = 256 * 2**20
 class DamagedGroupError(Exception):
     """A row group whose bytes can be read but are not rows, so that none of its documents is known.
 
-    ``n_rows`` is what the file's footer promises, which may be as wrong as the rest.
+    ``n_rows`` is what the file's footer promises, which may be as wrong as the rest; 0 where nothing promises any.
     """
 
     def __init__(self, group: int, n_rows: int, *, encrypted: bool = False) -> None:
         what = "is encrypted in a column that is read" if encrypted else "is damaged"
         cure = "write the file without encryption" if encrypted else "write the file again"
-        super().__init__(f"row group {group} {what}: none of its {n_rows} rows can be read; {cure}")
+        super().__init__(
+            f"row group {group} {what}: none of its {f'{n_rows} ' if n_rows > 0 else ''}rows can be read; {cure}"
+        )
         self.n_rows = n_rows
 
 

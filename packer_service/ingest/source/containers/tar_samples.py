@@ -23,7 +23,7 @@ from preshard.packer_service.ingest.source.containers.compressed import read_con
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
 from preshard.packer_service.ingest.source.file import Found, SourceFile
 from preshard.packer_service.ingest.source.forms.inline import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from preshard.schemas.errors import DocumentError
+from preshard.schemas.errors import LOST_ROWS, DocumentError
 
 MAX_SAMPLE_BYTES = 512 * 2**20
 """Largest sample that is read: a task holds one at a time."""
@@ -119,7 +119,7 @@ def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]
             yield Found(first, size, row)
     if fault is not None:
         before = f"; the sample before it, {_shown(cut[0].key)}, may lack members" if cut else ""
-        yield Found(fault.behind, 0, DocumentError("bad_row", f"{fault}{before}"))
+        yield Found(fault.behind, 0, DocumentError(LOST_ROWS, f"{fault}{before}"))
 
 
 def head_rows(opened: Any, file: SourceFile) -> Iterator[Any]:
