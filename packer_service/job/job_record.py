@@ -24,7 +24,7 @@ SHOWN_BEFORE = 20
 SHOWN_ID = 12
 """Characters of a dataset's id and of a hash that are shown."""
 
-_NOT_OF_THE_FILE = ("copy", "unread", "renamed", "beneath", "media_root", "media_roots", "asked")
+_NOT_OF_THE_FILE = ("copy", "unread", "renamed", "beneath", "media_root", "media_roots", "asked", "quoted")
 
 Record = dict[str, Any]
 """A job in JSON values: configuration, model, and the files of the source."""

@@ -52,7 +52,7 @@ class SourceFile:
     part of what the file is. ``dataset`` says which one it is. ``beneath`` tells apart the folders that relative
     references of the job's files are relative to, wherever the source lies. ``media_root`` and ``media_roots`` are what
     the command says of media: see :attr:`media`. ``asked`` are the columns that ``where`` may name, of a container that
-    does not say their types.
+    does not say their types. ``quoted`` says whether quotation marks around fields of text mean anything.
     """
 
     label: str
@@ -73,6 +73,7 @@ class SourceFile:
     media_root: str | None = field(default=None, compare=False)
     media_roots: tuple[str, ...] = field(default=(), compare=False)
     asked: tuple[AskedColumn, ...] = field(default=(), compare=False)
+    quoted: bool = field(default=True, compare=False)
 
     @property
     def folder(self) -> str:

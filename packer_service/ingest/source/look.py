@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import posixpath
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any
@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, stand_in
 from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
-from preshard.packer_service.ingest.source.containers.compressed import head
+from preshard.packer_service.ingest.source.containers.compressed import head, spooled
+from preshard.packer_service.ingest.source.containers.csv_table import has_quotes
 from preshard.packer_service.ingest.source.containers.indexed_tokens import with_index
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
@@ -61,6 +62,9 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
     if file.kind == DATASET:
         return file, []
     try:
+        if file.kind == "tsv":
+            with _whole(file) as opened:
+                file = replace(file, quoted=has_quotes(opened, file))
         found = _columns_of(file)
     except OSError as error:
         raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
@@ -212,6 +216,15 @@ def _beginning(file: SourceFile) -> Any:
         return head(file)
     filesystem, path = locate(file.uri)
     return io.BufferedReader(filesystem.open_input_file(path), SCAN_BUFFER)
+
+
+@contextmanager
+def _whole(file: SourceFile) -> Iterator[Any]:
+    if file.compression is not None:
+        yield spooled(file).content
+        return
+    with _beginning(file) as opened:
+        yield opened
 
 
 def _kind_of_json(opened: Any) -> str | None:

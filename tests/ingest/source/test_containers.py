@@ -107,7 +107,7 @@ def test_bytes_of_an_array_that_are_no_text_are_their_own_rows_fault(tmp_path: P
 
 
 @given(
-    rows=st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=6),
+    rows=st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), min_size=1, max_size=6),
     separator=st.sampled_from([",", "\t"]),
     step=st.integers(5, 80),
 )
