@@ -47,7 +47,7 @@ def pack(
     output: Location,
     *,
     config: Location | None = None,
-    media_root: str | None = None,
+    media_root: str | Mapping[str, str] | None = None,
     allow_media: Sequence[str] = (),
     max_rejects: float = MAX_REJECTS,
     allow_lost_files: bool = False,
@@ -63,7 +63,7 @@ def pack(
         source: files, folders and patterns: paths or URIs.
         output: folder of the dataset, a path or URI.
         config: file of YAML.
-        media_root: as the option of the command, like those that follow.
+        media_root: as the option of the command, like those that follow; a mapping gives folders by their sources.
         progress: whether to print on standard error what is done.
         configuration: keys and values over the file's; sections are mappings: ``video={"fps": 1}``.
 
@@ -80,7 +80,8 @@ def pack(
     for each in sources:
         require_answer("SOURCE", each)
     loaded = load_config(None if config is None else Path(config), (), sources, values)
-    media = AllowedMedia(root=media_root, allow=tuple(allow_media))
+    roots = {None: media_root} if isinstance(media_root, str) else (media_root or {})
+    media = AllowedMedia(roots=tuple(roots.items()), allow=tuple(allow_media))
     with ExitStack() as stack:
         listener = ConsoleProgress() if progress else NoProgress()
         stack.callback(listener.close)

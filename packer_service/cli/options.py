@@ -34,7 +34,7 @@ class SourceOptions:
     form: str | None
     where: str | None
     ignore: tuple[str, ...]
-    media_root: str | None
+    media_root: tuple[str, ...]
     allow_media: tuple[str, ...]
 
     def config(self, sources: Sequence[str] = (), *more: str) -> PackConfig:
@@ -51,12 +51,11 @@ class SourceOptions:
         own = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
         return load_config(self.config_file, [*self.settings, *own, *more], sources)
 
-    @property
-    def media(self) -> AllowedMedia:
+    def media(self, sources: Sequence[str]) -> AllowedMedia:
         """What rows may reach."""
         from preshard.packer_service.ingest.media.reach import AllowedMedia
 
-        return AllowedMedia(root=self.media_root, allow=self.allow_media)
+        return AllowedMedia.of(sources, self.media_root, self.allow_media)
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,8 +75,8 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = click.option("--where", metavar="EXPRESSION", help=text)(options)
     text = "A path or URI that rows may reach besides the folders of SOURCE; repeatable."
     options = click.option("--allow-media", multiple=True, metavar="PREFIX", help=text)(options)
-    text = "Folder that relative media paths of rows are relative to, instead of the folder of the row's file."
-    options = click.option("--media-root", metavar="FOLDER", help=text)(options)
+    text = "Folder in which relative media paths are looked for before the folder of the row's file; repeatable."
+    options = click.option("--media-root", multiple=True, metavar="[SOURCE=]FOLDER", help=text)(options)
     text = "Leaves out files in folders whose name matches, such as '*.bak'; repeatable."
     return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(options)
 

@@ -75,7 +75,7 @@ def pack(
     from preshard.packer_service.job.pack import pack as run_job
 
     with run_tasks() as (tasks, progress):
-        outcome = run_job(sources, out, config, tasks, progress, media=asked.media, found=found)
+        outcome = run_job(sources, out, config, tasks, progress, media=asked.media(sources), found=found)
     counts = outcome.manifest.counts
     if outcome.already_done:
         say(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
@@ -129,7 +129,7 @@ def plan(
     from preshard.packer_service.api.pack import require_documents
     from preshard.packer_service.job.preview.source import plan_sources, plan_tables
 
-    found, media = _looked_at(sources, config, asked), asked.media
+    found, media = _looked_at(sources, config, asked), asked.media(sources)
     with run_tasks() as (tasks, progress):
         report = plan_tables(sources, config, progress, dp_sizes, export=export)
         if report is None:
@@ -151,7 +151,7 @@ def show(sources: tuple[str, ...], row: str | None, doc_id: str | None, as_json:
 
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
-    document = show_document(sources, asked.config(), row=row, doc_id=doc_id, media=asked.media)
+    document = show_document(sources, asked.config(), row=row, doc_id=doc_id, media=asked.media(sources))
     if as_json:
         say_model(document)
     else:
@@ -191,7 +191,7 @@ def suggest(
     question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu))
     config = asked.config((), f"model={json.dumps(model)}")
     with closing(ConsoleProgress()) as progress:
-        found = suggest_for(sources, config, question, progress, rows=rows, media=asked.media)
+        found = suggest_for(sources, config, question, progress, rows=rows, media=asked.media(sources))
     if out is None:
         say(found.removesuffix("\n"))
         return
@@ -215,9 +215,9 @@ def _looked_at(sources: Sequence[str], config: PackConfig, asked: SourceOptions)
     from preshard.packer_service.ingest.source.listing import list_sources
     from preshard.packer_service.shards.store import require_answer
 
-    for what, location in asked.media.named():
+    for what, location in asked.media(sources).named():
         require_answer(what, location)
-    return list_sources(sources, config, asked.media)
+    return list_sources(sources, config, asked.media(sources))
 
 
 def _say_lost(out: str, manifest: ManifestHead, max_rejects: float, *, allow_lost_files: bool) -> int:

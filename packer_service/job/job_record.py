@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -50,8 +51,8 @@ def job_record(
 def _file_record(file: SourceFile) -> Record:
     """A source file as JSON gives it back."""
     facts = {name: value for name, value in asdict(file).items() if name not in _NOT_OF_THE_FILE}
-    columns = None if file.columns is None else list(file.columns)
-    return {**facts, "uri": without_secrets(file.uri), "columns": columns}
+    given: Record = json.loads(json.dumps({**facts, "uri": without_secrets(file.uri)}))
+    return given
 
 
 def refuse_difference(before: Record, now: Record, out: str) -> None:

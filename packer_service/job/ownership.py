@@ -41,6 +41,8 @@ def finished_before(folder: Folder, record: Record) -> ManifestHead | None:
     Raises:
         ConfigError: the dataset belongs to another job.
         DatasetDamagedError: a file is missing, or has another size.
+
+    A dataset of another job that holds no document is removed: whoever packs again with another option has seen why.
     """
     if not folder.is_file(MANIFEST):
         return None
@@ -49,10 +51,25 @@ def finished_before(folder: Folder, record: Record) -> ManifestHead | None:
         raise ConfigError(
             f"--out {folder.location}: is a whole dataset without {RUN}, so its job is not known; give another folder"
         )
-    refuse_difference(json.loads(folder.read(RUN))["job"], record, folder.location)
+    before = json.loads(folder.read(RUN))["job"]
+    if not manifest.counts.documents and before != record:
+        _clear_dataset(folder, manifest)
+        return None
+    refuse_difference(before, record, folder.location)
     _check_sizes(folder, manifest, shards)
     _clear(folder)
     return manifest
+
+
+def _clear_dataset(folder: Folder, manifest: ManifestHead) -> None:
+    """Removes a dataset of no document, the manifest first, so that another job may take its folder."""
+    folder.delete(MANIFEST)
+    for name in (RUN, FIGURES, *(table.name for table in manifest.tables)):
+        if folder.is_file(name):
+            folder.delete(name)
+    for name in (SHARDS, MODEL, WORK):
+        if (folder / name).exists():
+            (folder / name).delete_all()
 
 
 def _check_sizes(folder: Folder, manifest: ManifestHead, shards: Iterable[ShardEntry]) -> None:
@@ -97,6 +114,8 @@ def _clear(folder: Folder) -> None:
 
 JOB = "job.json"
 ATTEMPTS = "attempts.json"
+ENDED = "ended.json"
+"""Why the last run of a job ended by an error of its configuration, in the work folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +132,10 @@ class Claim:
     @property
     def work(self) -> Folder:
         return self.folder / WORK
+
+    def end(self, reason: str) -> None:
+        """Lets another job take the folder: this one needs another configuration before it can go on."""
+        self.work.write(ENDED, json.dumps(reason).encode())
 
     def check(self) -> None:
         """Makes sure that the folder still belongs to this job: no lock keeps others out of an object store.
@@ -150,9 +173,19 @@ def claimed(folder: Folder, record: Record, progress: Progress) -> Iterator[Clai
 
 def _claim(folder: Folder, record: Record) -> Claim:
     work = folder / WORK
-    if work.is_file(JOB):
-        refuse_difference(json.loads(work.read(JOB)), record, folder.location)
+    before = json.loads(work.read(JOB)) if work.is_file(JOB) else None
+    if before is not None and before != record and work.is_file(ENDED) and not (folder / SHARDS).exists():
+        for name, is_folder in work.entries().items():
+            if is_folder:
+                (work / name).delete_all()
+            elif name not in (LOCK, JOB):
+                work.delete(name)
+        work.write(JOB, json.dumps(record).encode())
+    elif before is not None:
+        refuse_difference(before, record, folder.location)
         folder.delete_temporary()
+        if work.is_file(ENDED):
+            work.delete(ENDED)
     else:
         _claim_new(folder, record)
     attempts = json.loads(work.read(ATTEMPTS)) if work.is_file(ATTEMPTS) else []

@@ -32,7 +32,7 @@ from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError, PlanError
 from preshard.schemas.manifest import RUN, CarriedFile, ManifestHead
 
 
@@ -114,6 +114,9 @@ def pack(
         )
         try:
             return _run(job, found, fragments, target, write_carried(folder, carried.files))
+        except (ConfigError, PlanError) as error:
+            claim.end(str(error))
+            raise
         except FileNotFoundError:
             # in an object store two runs of one job can meet, and the first to end removes the work of both
             manifest = None if folder.is_local else finished_before(folder, record)

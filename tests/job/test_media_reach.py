@@ -74,7 +74,7 @@ def test_relative_paths_begin_at_the_media_root(
     rows, images = apart
     (rows / "rows.jsonl").write_text("\n".join(json.dumps(_row(f"{n}.png", f"B {n}.")) for n in range(2)))
     monkeypatch.chdir(tmp_path)
-    media = AllowedMedia(root="images")
+    media = AllowedMedia(roots=((None, "images"),))
     counts = pack(["rows"], str(tmp_path / "out"), tiny_config, PlainExecutor(), progress, media=media).manifest.counts
     assert (counts.documents, counts.rejected, counts.images) == (2, 0, 2)
     images.rename(tmp_path / "moved")

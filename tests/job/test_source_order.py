@@ -74,6 +74,8 @@ def test_names_of_media_count_by_the_folder_that_they_are_relative_to(
         (tmp_path / name / "rows.jsonl").write_text(line, encoding="utf-8")
         (tmp_path / name / "0.png").symlink_to(tiny_source / "0.png")
     sources = [str(tmp_path / name / "rows.jsonl") for name in "ab"]
-    for media, ids, rejected in ((None, 1, 0), (AllowedMedia(root=str(tiny_source)), 0, 1)):
+    (tmp_path / "none").mkdir()
+    roots = [AllowedMedia(roots=((None, str(root)),)) for root in (tiny_source, tmp_path / "none")]
+    for media, ids, rejected in ((None, 1, 0), (roots[0], 0, 1), (roots[1], 1, 0)):
         plan = plan_sources(sources, tiny_config, PlainExecutor(), progress, media=media)
         assert (plan.numbered, plan.rejected, plan.documents) == (ids, rejected, 1 + ids)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import posixpath
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,16 +40,32 @@ SCHEMES = frozenset(("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllowedMedia:
-    """What the command says of media: ``root``, which relative references are relative to instead of the folder of the
-    row's file, and what rows may reach besides (``allow``), each a path or URI."""
+    """What the command says of media: ``roots``, folders in which relative references are looked for before the folder
+    of the row's file, each with the source that it is for (None: all); and what rows may reach besides (``allow``).
+    """
 
-    root: str | None = None
+    roots: tuple[tuple[str | None, str], ...] = ()
     allow: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, sources: Sequence[str], roots: Sequence[str], allow: Sequence[str] = ()) -> AllowedMedia:
+        """What the options say: each root is a folder, or ``SOURCE=FOLDER`` with a source as the command names it."""
+
+        def root(given: str) -> tuple[str | None, str]:
+            source = next((source for source in sources if given.startswith(f"{source}=")), None)
+            return source, given if source is None else given[len(source) + 1 :]
+
+        return cls(roots=tuple(map(root, roots)), allow=tuple(allow))
+
+    def roots_of(self, source: str) -> list[str]:
+        """The roots of a source, its own first."""
+        own = [folder for name, folder in self.roots if name == source]
+        return own + [folder for name, folder in self.roots if name is None]
 
     def named(self) -> list[tuple[str, str]]:
         """Its locations, each behind the option that gave it."""
-        root = [("--media-root", self.root)] if self.root is not None else []
-        return root + [("--allow-media", location) for location in self.allow]
+        roots = [("--media-root" if name is None else f"--media-root {name}=", folder) for name, folder in self.roots]
+        return roots + [("--allow-media", location) for location in self.allow]
 
 
 class _Location(NamedTuple):
@@ -75,25 +92,59 @@ class _Location(NamedTuple):
 class MediaReach:
     """Where the media of a row are looked for.
 
-    ``folder`` is what relative references are relative to, and ``roots`` are the locations that rows may reach; all of
-    them come from the command.
+    ``folder`` is what relative references are relative to and, where a file is not there, ``others``, in their order.
+    ``roots`` are the locations that rows may reach; all of them come from the command. ``file`` names the row's file in
+    messages.
     """
 
     folder: str
     roots: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    file: str = ""
 
     @classmethod
     def of(cls, folder: str) -> MediaReach:
         """A folder and nothing else."""
         return cls(folder=folder, roots=(folder,))
 
-    def location(self, uri: str) -> str:
+    def locations(self, uri: str) -> list[str]:
+        """Where a row's reference may lie, in the order in which it is looked for.
+
+        Raises:
+            DocumentError: ``missing_media``: rows may reach none of these, or it says more than a place.
+        """
+        found, refused = list[str](), list[DocumentError]()
+        for folder in (self.folder,) if is_absolute(uri) else (self.folder, *self.others):
+            try:
+                found.append(self.location(uri, folder))
+            except DocumentError as error:
+                refused.append(error)
+        if not found:
+            raise refused[0]
+        return found
+
+    def place_of(self, uri: str) -> int | None:
+        """The number of the local folder in which a relative reference lies, 0 for :attr:`folder`; None if in none.
+
+        What lies elsewhere, or may not be reached, is for whoever opens it to find out: it counts as in the first.
+        """
+        try:
+            found = [is_uri(place) or Path(place).exists() for place in self.locations(uri)]
+        except (DocumentError, OSError, ValueError):
+            return 0
+        return found.index(True) if True in found else None
+
+    def location(self, uri: str, base: str | None = None) -> str:
         """The location of a row's reference, with the options and credentials of the root that it lies in.
+
+        Args:
+            uri: the reference.
+            base: what it is relative to; by default ``folder``.
 
         Raises:
             DocumentError: ``missing_media``: rows may not reach it, or it says more than a place.
         """
-        folder = _place(self.folder)
+        folder = _place(base or self.folder)
         place = _place_of_row(uri) if is_absolute(uri) else folder._replace(path=_normal(f"{folder.path}/{uri}"))
         if "\0" in place.path:
             raise _refused(uri, "cannot be opened: its name holds a NUL character")
@@ -242,18 +293,79 @@ def open_media(medium: Medium, base: MediaReach) -> Iterator[MediaFile]:
     if medium.uri is None:
         raise DocumentError("missing_media", "it has neither a URI nor bytes; give one of them")
     try:
-        file, size = _open(*locate(base.location(medium.uri)))
+        file, size = _open_first(base.locations(medium.uri))
     except DocumentError:
         raise
     except OSError as error:
         if error.errno not in _REASONS:
             raise
-        raise _missing(medium.label, _REASONS[error.errno]) from error
+        reason = _REASONS[error.errno]
+        if base.file and error.errno in _ABSENT and not is_absolute(medium.uri):
+            reason = f"{reason} in {_looked_in(base)}"
+            if (found := found_below(base.others[-1] if base.others else base.folder, medium.uri)) is not None:
+                seen = f"which is {_quoted(found)} seen from {base.file}"
+                reason += f"; found {join(found, medium.uri)}: add --media-root FOLDER, {seen}"
+        raise _missing(medium.label, reason) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         reason = "cannot be opened; legal are local paths, file://, s3:// and whatever else pyarrow.fs opens"
         raise _missing(medium.label, reason) from error
     with file:
         yield MediaFile(file=file, label=medium.label, size=size)
+
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+FILES_LISTED = 200_000
+"""Most files below a folder among which one is looked for that is not where its row says."""
+
+
+def _looked_in(base: MediaReach) -> str:
+    """The folders of a reach; never where they lie, so that rejects read the same on every machine."""
+    own = f"the folder of {base.file}"
+    return f"{'the media root' if len(base.others) == 1 else 'the media roots'} and {own}" if base.others else own
+
+
+@lru_cache(maxsize=4)
+def _names_below(folder: str) -> dict[str, tuple[str, ...]]:
+    """The folders below a local folder in which files of each name lie, the nearest first."""
+    found = dict[str, list[str]]()
+    n_files = 0
+    for path, folders, names in os.walk(folder):
+        folders.sort()
+        inside = path[len(folder) :].strip("/")
+        for name in names:
+            found.setdefault(name, []).append(inside)
+        n_files += len(names)
+        if n_files > FILES_LISTED:
+            break
+    return {name: tuple(sorted(places, key=lambda place: (place.count("/"), place))) for name, places in found.items()}
+
+
+def found_below(folder: str, uri: str) -> str | None:
+    """The folder below a local one that a reference is relative to, by the names of the files there; None if none is.
+
+    Args:
+        folder: the folder.
+        uri: a relative reference, of which nothing is in the folder itself.
+    """
+    if is_uri(folder):
+        return None
+    path = posixpath.normpath(uri)
+    for place in _names_below(folder).get(posixpath.basename(path), ()):
+        whole = posixpath.join(place, posixpath.basename(path))
+        if whole.endswith(f"/{path}"):
+            return whole[: -len(path) - 1]
+    return None
+
+
+def _open_first(locations: Sequence[str]) -> tuple[BinaryIO, int]:
+    """The first of some files that is there."""
+    for location in locations[:-1]:
+        try:
+            return _open(*locate(location))
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+    return _open(*locate(locations[-1]))
 
 
 def _missing(label: str, reason: str) -> DocumentError:

@@ -97,7 +97,7 @@ AHEAD = ImagesAhead()
 def _is_read_ahead(medium: Medium, folder: MediaReach) -> bool:
     if medium.kind != "image" or medium.uri is None or medium.data is not None:
         return False
-    return is_remote(medium.uri if is_absolute(medium.uri) else folder.folder)
+    return is_remote(medium.uri) if is_absolute(medium.uri) else not folder.others and is_remote(folder.folder)
 
 
 def _content(folder: MediaReach, uri: str) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ class SourceFile:
     dataset: DatasetIdentity | None = None
     copy: str | None = field(default=None, compare=False)
     beneath: str = field(default="", compare=False)
-    media_root: str | None = field(default=None, compare=False)
+    media_root: tuple[str, ...] = field(default=(), compare=False)
     media_roots: tuple[str, ...] = field(default=(), compare=False)
     asked: tuple[AskedColumn, ...] = field(default=(), compare=False)
     quoted: bool = field(default=True, compare=False)
@@ -83,8 +83,16 @@ class SourceFile:
 
     @property
     def media(self) -> MediaReach:
-        """What references in its rows are relative to, by default its folder, and what they may reach."""
-        return MediaReach(folder=self.media_root or self.folder, roots=self.media_roots or (self.folder,))
+        """What references in its rows are relative to, at last its folder, and what they may reach."""
+        folder, *others = (*self.media_root, self.folder)
+        roots = self.media_roots or (self.folder,)
+        return MediaReach(folder=folder, others=tuple(others), roots=roots, file=self.label)
+
+    def beneath_of(self, uris: Iterable[str]) -> str:
+        """What tells apart the folders that hold these relative references of a row."""
+        if self.media_root and any(self.media.place_of(uri) for uri in uris):
+            return f"{self.beneath} {self.folder}"
+        return self.beneath
 
     @property
     def is_remote(self) -> bool:

@@ -20,7 +20,7 @@ from preshard.packer_service.ingest.source.containers.registry import CODECS, NU
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
 from preshard.packer_service.ingest.source.forms.custom import is_custom
 from preshard.packer_service.ingest.source.forms.detect import find_form
-from preshard.packer_service.ingest.source.look import doubt_of, look_at
+from preshard.packer_service.ingest.source.look import doubt_of, look_at, missing_of, named_files
 from preshard.packer_service.ingest.source.names import (
     METADATA,
     SAVED,
@@ -40,6 +40,7 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
 from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.manifest import MANIFEST, WORK
 
 LOOKING = 16
 """Files looked at at the same time: each takes a request or two in an object store."""
@@ -51,7 +52,8 @@ SHOWN = 5
 class Sources:
     """What was found of a job's sources.
 
-    ``unread`` counts the files in folders that are no source, by a pattern that ``ignore`` takes, and ``unused`` the
+    ``unread`` counts the files in folders that are no source, by a pattern that ``ignore`` takes, but for those with an
+    ending that images and videos of first rows have, and ``unused`` the
     files of tables with a column that is not read, by the column. What rows of JSON hold is found while measuring.
     ``left_out`` says which splits are not packed.
     ``doubts`` says which form's first file begins with rows that would all be rejected.
@@ -88,6 +90,9 @@ def _several(counts: dict[str, int]) -> str:
     return shown + (f" and {len(ordered) - SHOWN} other kinds" if len(ordered) > SHOWN else "")
 
 
+Entry = tuple[str, fs.FileInfo]
+
+
 def list_sources(
     sources: Sequence[str], config: PackConfig | None = None, media: AllowedMedia | None = None
 ) -> Sources:
@@ -105,8 +110,9 @@ def list_sources(
             that holds media or conversation would not be read; a folder has several splits and nothing says which.
     """
     settings, media = config or PackConfig(), media or AllowedMedia()
+    asked = list(sources)
     sources = [_with_ending(source) for source in sources]
-    named = [_there(option, location) for option, location in media.named()]
+    packed = list[str]()
     found: list[SourceFile] = []
     unread, left_out = Counter[str](), list[str]()
     for label, source in zip(label_sources(sources), sources, strict=True):
@@ -121,6 +127,8 @@ def list_sources(
             for path, info in _entries(source)
             if not any(matches(path, pattern) for pattern in settings.ignore)
         ]
+        entries, inside = _without_packed(source, entries)
+        packed += [f"{label}/{folder}" for folder in inside]
         rows = _rows_among(entries, label, source, named_by_file=settings.source == "from_file")
         beside = {index_uri(path) for path, file in rows.items() if file.kind in NUMBERED}
         splits = find_splits([path for path, _ in entries if path in rows or posixpath.basename(path) == SAVED])
@@ -135,6 +143,8 @@ def list_sources(
             elif not (path in rows or path in beside or not path or posixpath.basename(path) in METADATA):
                 unread[pattern_of(path)] += 1
         if not any(file.label.partition("/")[0] == label for file in found):
+            if inside:
+                raise ConfigError(f"SOURCE {source}: holds no rows but packed datasets; name {packed[-1]} itself")
             legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
             what = f"{legal}, or one of these with {' or '.join(CODECS)} behind it"
             index = split_query(source)[0].endswith(".idx")
@@ -146,17 +156,79 @@ def list_sources(
         if not any(file.label.partition("/")[0] == label for file in read.files):
             what = "its JSON is neither an array nor lines of objects with the columns of a form"
             raise ConfigError(f"SOURCE {source}: holds no rows: {what}")
-    roots = tuple(dict.fromkeys([*(_media_root(source, read.files) for source in sources), *named]))
-    root = named[0] if media.root is not None else None
-    above = [split_query(root or file.folder)[0].split("/") for file in read.files]
+    left_out += _packed_notes(packed)
+    return _with_media(replace(read, left_out=left_out), asked, sources, settings, media)
+
+
+def _with_media(
+    read: Sources, asked: Sequence[str], sources: Sequence[str], settings: PackConfig, media: AllowedMedia
+) -> Sources:
+    """The same files with what their rows may reach.
+
+    Args:
+        read: the files.
+        asked: the sources as the command names them.
+        sources: the same as they are read.
+        settings: say how rows are read.
+        media: what rows may reach besides.
+
+    Raises:
+        ConfigError: a location of ``media`` is not there, or the first rows name files that lie elsewhere.
+    """
+    named = {location: _there(option, location) for option, location in media.named()}
+    typed = dict(zip(label_sources(sources), asked, strict=True))
+    roots = tuple(dict.fromkeys([*(_media_root(source, read.files) for source in sources), *named.values()]))
+    of_label = {label: tuple(named[folder] for folder in media.roots_of(given)) for label, given in typed.items()}
+    own = [of_label[file.label.partition("/")[0]] for file in read.files]
+    above = [split_query((*root, file.folder)[0])[0].split("/") for root, file in zip(own, read.files, strict=True)]
     common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*above, strict=False)))
-    return replace(
+    ready = replace(
         read,
         files=[
             replace(file, media_root=root, media_roots=roots, beneath="/".join(folder[common:]))
-            for file, folder in zip(read.files, above, strict=True)
+            for file, root, folder in zip(read.files, own, above, strict=True)
         ],
     )
+    named_by_rows = {file: named_files(file, settings) for file in _first_files(ready.files)}
+    lost = [why for file, uris in named_by_rows.items() if (why := missing_of(file, uris, typed)) is not None]
+    endings = {pattern_of(uri) for uris in named_by_rows.values() for uri in uris}
+    left = {pattern: number for pattern, number in ready.unread.items() if pattern not in endings}
+    return replace(ready, doubts=(*ready.doubts, *lost), unread=left)
+
+
+def _packed_notes(packed: Sequence[str]) -> Iterator[str]:
+    """What is said of packed datasets in the folders of sources."""
+    if packed:
+        shown = ", ".join(packed[:SHOWN]) + (f" and {len(packed) - SHOWN} more" if len(packed) > SHOWN else "")
+        what, them = ("the packed dataset", "it") if len(packed) == 1 else ("the packed datasets", "them")
+        yield f"skipped {what} {shown}; name {them} as SOURCE to pack {them} again"
+
+
+def _first_files(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The first file of each form of each source."""
+    first = dict[tuple[str, str], SourceFile]()
+    for file in files:
+        if file.kind != DATASET:
+            first.setdefault((file.label.partition("/")[0], file.form), file)
+    return list(first.values())
+
+
+def _without_packed(source: str, entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """The files of a folder that do not belong to a packed dataset below it, and those datasets."""
+    marks = (f"/{MANIFEST}", f"/{WORK}/job.json")
+    folders = {path.removesuffix(mark) for path, _ in entries for mark in marks if path.endswith(mark)}
+    found = sorted(folder for folder in folders if _is_packed(join(root_of(source), folder), folder, entries))
+    return [entry for entry in entries if not entry[0].startswith(tuple(f"{folder}/" for folder in found))], found
+
+
+def _is_packed(location: str, folder: str, entries: Sequence[Entry]) -> bool:
+    """Whether a folder is a dataset, or one that is being packed, whatever its version or state."""
+    if any(path == f"{folder}/{WORK}/job.json" for path, _ in entries):
+        return True
+    try:
+        return dataset_manifest(location) is not None
+    except (ConfigError, OSError):
+        return True
 
 
 def _rows_among(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import posixpath
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -12,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from preshard.packer_service.ingest.media.reach import found_below, is_absolute
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, stand_in
 from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
 from preshard.packer_service.ingest.source.containers.compressed import head, spooled
@@ -40,6 +42,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
     kinds_of_row,
 )
 from preshard.packer_service.ingest.source.forms.overlooked import overlooked
+from preshard.packer_service.ingest.source.names import root_of
 from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -164,6 +167,60 @@ def doubt_of(file: SourceFile, config: PackConfig) -> str | None:
     if not reasons:
         return None
     return f"{file.label}: each of the first {len(reasons)} rows would be rejected, such as for this: {reasons[0]}"
+
+
+def missing_of(file: SourceFile, named: Sequence[str], typed: Mapping[str, str]) -> str | None:
+    """Says so if none of the images and videos that a file's first rows name is there.
+
+    Args:
+        file: the file.
+        named: its references: see :func:`named_files`.
+        typed: the sources as the command names them, by their labels.
+
+    Raises:
+        ConfigError: they lie in a folder below, so that an option would find them.
+    """
+    named = [uri for uri in named if uri and not is_absolute(uri)]
+    if file.is_remote or not named or any(file.media.place_of(uri) is not None for uri in named):
+        return None
+    label, source = file.label.partition("/")[0], root_of(typed[file.label.partition("/")[0]])
+    inside = posixpath.dirname(file.label.removeprefix(label).strip("/"))
+    folder = posixpath.join(source, inside) if "/" in file.label else posixpath.dirname(source) or "."
+    folder = folder.rstrip("/") or "/"
+    where = f"the media root and {folder}" if file.media_root else folder
+    for looked, spelled in dict.fromkeys([(file.folder, folder), *([(_root(file, inside), source)] if inside else [])]):
+        found = found_below(looked, named[0])
+        if found is not None:
+            root = posixpath.normpath(posixpath.join(spelled, found))
+            option = root if len(typed) == 1 else f"{typed[label]}={root}"
+            raise ConfigError(
+                f"SOURCE {file.label}: {named[0]}: no such file in {where}; found {posixpath.join(root, named[0])}: "
+                f"add --media-root {shlex.quote(option)}"
+            )
+    one = "the image or video" if len(named) == 1 else f"none of the {len(named)} images and videos"
+    is_there = "is not there" if len(named) == 1 else "is there"
+    return f"{file.label}: {one} of its first rows {is_there}, such as {named[0]}: no such file in {where}"
+
+
+def _root(file: SourceFile, inside: str) -> str:
+    """The folder of a source, of a file so deep inside of it."""
+    return file.folder.removesuffix(inside).rstrip("/") or "/"
+
+
+def named_files(file: SourceFile, config: PackConfig) -> list[str]:
+    """The references to images and videos of a file's first rows."""
+    found = list[str]()
+    if file.form in ("tokens", "text"):
+        return found
+    try:
+        for row in first_rows(file, TRIED):
+            with suppress(DocumentError):
+                document = parse_row(row, file.form, config, file.unread)
+                media = () if document.is_plain else document.media()
+                found += [each.uri for medium in media for each in (medium, *medium.frames) if each.uri is not None]
+    except OSError:
+        return []
+    return found
 
 
 def _columns_of(file: SourceFile) -> tuple[str, Columns] | None:

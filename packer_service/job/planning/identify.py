@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import blake2b
 from typing import Any
@@ -83,20 +83,22 @@ def _media_digest(
         return (digest.digest() if crops else None), None
     media = [medium for medium, _ in pieces[0].media]
     for medium in media:
-        digest.update(_medium_bytes(medium, row.file.media, row.file.beneath, config if by_pixels else None))
+        digest.update(_medium_bytes(medium, row.file.media, row.file.beneath_of, config if by_pixels else None))
     has_images = any(medium.kind == "image" for medium in media)
     found = digest.digest() if media else None
     return found, found if has_images and by_pixels else None
 
 
-def _medium_bytes(medium: Medium, base: MediaReach, beneath: str, pixels_of: PackConfig | None) -> bytes:
+def _medium_bytes(
+    medium: Medium, base: MediaReach, beneath_of: Callable[[list[str]], str], pixels_of: PackConfig | None
+) -> bytes:
     """What tells a medium from others: an image's pixels where a configuration is given, else names or bytes."""
     if medium.kind == "image" and not medium.frames and pixels_of is not None:
         return b"pixels" + pixel_digest(medium, base, pixels_of)
-    relative = medium.uri is not None and not is_absolute(medium.uri)
-    frames = [_medium_bytes(frame, base, beneath, None).hex() for frame in medium.frames]
+    beneath = None if medium.uri is None or is_absolute(medium.uri) else beneath_of([medium.uri])
+    frames = [_medium_bytes(frame, base, beneath_of, None).hex() for frame in medium.frames]
     data = None if medium.data is None else blake2b(medium.data).hexdigest()
-    named = [medium.kind, medium.uri, beneath if relative else None, data, frames]
+    named = [medium.kind, medium.uri, beneath, data, frames]
     shown = [medium.start, medium.end, medium.fps, medium.max_frames, medium.page]
     return blake2b(json.dumps([*named, *shown]).encode()).digest()
 

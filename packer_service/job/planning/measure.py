@@ -209,8 +209,9 @@ def _thinned_to(piece: RenderedDocument) -> float | None:
 
 def _row_hash(document: Document, row: SourceRow) -> int:
     """A hash of what a row says, whatever container it lies in; an image or video counts by its name, or its bytes."""
-    relative = any(medium.uri is not None and not is_absolute(medium.uri) for medium in _media(row))
-    said = json.dumps([document, row.source, row.file.beneath if relative else None], default=_in_json)
+    relative = [medium.uri for medium in _media(row) if medium.uri is not None and not is_absolute(medium.uri)]
+    beneath = row.file.beneath_of(relative) if relative else None
+    said = json.dumps([document, row.source, beneath], default=_in_json)
     return _number(blake2b(said.encode(), digest_size=8))
 
 

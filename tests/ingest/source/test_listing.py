@@ -43,6 +43,7 @@ def test_every_file_has_the_form_that_its_columns_show(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", TEXT, CHAT)
     write(tmp_path / "b.jsonl", {"id": 1}, SHAREGPT)
     pq.write_table(pa.table({"image": ["0.png"], "caption": ["a"], "score": [1.0]}), tmp_path / "c.parquet")
+    (tmp_path / "0.png").touch()
     found = listed(tmp_path)
     assert [file.form for file in found.files] == ["messages", "sharegpt", "caption"]
     assert found.files[2].columns == ("caption", "image")

@@ -76,7 +76,10 @@ def _pack(folder: Path, settings: list[str], media_root: Path | None = None) -> 
     from preshard.packer_service.runtime.progress import ConsoleProgress
 
     config = load_config(None, [*settings, f"model={folder / 'model'}"])
-    sources, media = [str(folder / "rows.jsonl")], AllowedMedia(root=None if media_root is None else str(media_root))
+    sources, media = (
+        [str(folder / "rows.jsonl")],
+        AllowedMedia(roots=() if media_root is None else ((None, str(media_root)),)),
+    )
     pack(sources, str(folder / "dataset"), config, PlainExecutor(), ConsoleProgress(), media=media)
     return folder / "dataset"
 
