@@ -30,7 +30,7 @@ from preshard.trainer.distributed.checkpoint import (
 from preshard.trainer.distributed.checksums import CHECKSUMS, first_fault
 from preshard.trainer.distributed.processes import first_problem
 from preshard.trainer.models.folder import WEIGHTS, identity, one_line, read_model_config
-from preshard.trainer.models.load import empty_model, load_sharded
+from preshard.trainer.models.load import GENERATION, empty_model, load_sharded
 from preshard.trainer.models.packed import PackedModel
 from preshard.trainer.models.parts import Lora
 
@@ -120,6 +120,8 @@ def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path
         ConfigError: it cannot be written; nothing of it is left.
     """
     with _whole(target) as unfinished:
+        if (source / GENERATION).is_file():  # it is copied, even if transformers would not write such a one
+            model.generation_config = type(model.generation_config)()
         model.save_pretrained(unfinished, state_dict=weights)
         for file in source.iterdir():
             if file.is_file() and not any(file.match(pattern) for pattern in NOT_COPIED):

@@ -7,6 +7,7 @@ sharding among processes, counting labels) is taken over by :class:`OnPacks`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,12 +20,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.sequence import PADDING_DOC
 from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import loading, prepare
 from preshard.trainer.device import to_device
 from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.integrations.arguments import check_arguments, check_given, check_kind
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES
 from preshard.trainer.models.packed import PackedModel
@@ -120,37 +123,44 @@ class OnPacks:
     model: Any
     model_wrapped: Any
     accelerator: Any
+    train_dataset: Any
+    eval_dataset: Any
 
-    def __init__(self, *given: Any, train_dataset: Any = None, eval_dataset: Any = None, **more: Any) -> None:
-        stand_in = _stand_in(type(self), more.get("args") or (given[1] if len(given) > 1 else None))
-        datasets = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+    def __init__(self, *given: Any, **more: Any) -> None:
+        check_kind(type(self))
+        named = inspect.signature(super().__init__).bind_partial(*given, **more).arguments
+        check_given(named)
+        args, model = named.get("args"), named.get("model")
+        if args is not None and model is not None:  # before TRL writes what it makes of them into the model's config
+            check_arguments(args, unwrap(model).config)
+        stand_in = _stand_in(type(self), args)
+        datasets = {name: named.get(name) for name in ("train_dataset", "eval_dataset")}
         shown = {name: each if stand_in is None or each is None else stand_in for name, each in datasets.items()}
-        super().__init__(*given, **shown, **more)
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        super().__init__(**{**named, **shown})
+        self.train_dataset, self.eval_dataset = datasets["train_dataset"], datasets["eval_dataset"]
         base = unwrap(self.model)
         takes = getattr(base, TAKES, None)
         if takes is None:
             raise ConfigError("model takes no packs: give preshard.hugging_face.take_packs(load_model(...), cp)")
         base.forward = MethodType(takes.forward, base)  # SFTTrainer has put its own in this place
         self._takes: TakesPacks = takes
-        self._check_arguments()
+        check_arguments(self.args, base.config)
+        self._check_ranks()
 
-    def _check_arguments(self) -> None:
-        config, args = getattr(self.accelerator, "parallelism_config", None), self.args
-        if config is not None and (config.cp_enabled or config.sp_enabled):
+    def _check_ranks(self) -> None:
+        config = getattr(self.accelerator, "parallelism_config", None)
+        if config is not None and (config.cp_enabled or config.sp_enabled or config.tp_enabled):
             raise ConfigError(
-                "parallelism_config has cp_size or sp_size above 1, which would cut packs a second time: leave them at "
-                "1, and give take_packs the ranks that share a pack"
+                "parallelism_config has cp_size, sp_size or tp_size above 1, which would cut packs a second time: "
+                "leave them at 1, and give take_packs the ranks that share a pack"
             )
-        if args.n_gpu > 1:
-            raise ConfigError(f"one process has {args.n_gpu} GPUs, and packs are not split so: start it with torchrun")
-        only = {
-            "per_device_train_batch_size": (1, "a pack is a batch already"),
-            "label_smoothing_factor": (0, "the loss is that of the packs' labels"),
-        }
-        for name, (value, why) in only.items():
-            if getattr(args, name) != value:
-                raise ConfigError(f"{name} is {getattr(args, name)}, and {why}: set it to {value}")
+        sharding = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if sharding is not None and sharding.fsdp_version != 2:
+            raise ConfigError("fsdp_config has version 1, which shards no parts of a model by their own: set it to 2")
+        if self.args.n_gpu > 1:
+            raise ConfigError(
+                f"one process has {self.args.n_gpu} GPUs, and packs are not split so: start it with torchrun"
+            )
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of this rank alone, which no one shards again."""
@@ -188,8 +198,17 @@ class OnPacks:
             _Steps(dataset, tiles),
             batch_sampler=_StepSampler(dataset.steps_per_epoch),
             collate_fn=_inputs,
-            **loading(self.args.dataloader_num_workers, device),
+            **self._loading(device),
         )
+
+    def _loading(self, device: torch.device) -> dict[str, Any]:
+        """How the loader runs: as ours does, but for what the arguments say."""
+        args = self.args
+        found = loading(args.dataloader_num_workers, device)
+        found["pin_memory"] &= args.dataloader_pin_memory
+        names = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
+        said = {name: getattr(args, f"dataloader_{name}", None) for name in names}
+        return found | {name: value for name, value in said.items() if value is not None}
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Float64[Tensor, ""]:
         """The loss weights of all ranks' packs of a step, in place of a count of labels."""
@@ -256,8 +275,10 @@ def _stand_in(kind: type, args: Any) -> Any:
 
 
 def _inputs(batches: list[RankBatch]) -> dict[str, Any]:
-    """One pack as a trainer's batch; ``input_ids`` are for those who count tokens."""
-    return {"batch": batches[0], "input_ids": batches[0].tokens[None]}
+    """One pack as a trainer's batch; ``input_ids`` and ``attention_mask`` are for those who count tokens."""
+    [batch] = batches
+    is_real = batch.doc_ids[batch.positions] != PADDING_DOC
+    return {"batch": batch, "input_ids": batch.tokens[None], "attention_mask": is_real.long()[None]}
 
 
 class _Steps(Dataset[RankBatch]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,6 +24,9 @@ from preshard.trainer.models.weights import Fill, draw_adapters, draw_weights, r
 
 Weights = Literal["folder", "random", "none"]
 """Where weights come from: the model folder, a seed, or, later, a checkpoint."""
+
+GENERATION = "generation_config.json"
+"""File of a model folder by which it generates: when to stop, and how to sample."""
 
 Wrapped = TypeVar("Wrapped", bound=nn.Module)
 
@@ -86,6 +90,9 @@ def load_sharded(
     if weights == "folder":
         check_weights(folder)
     model = _empty(transformers, config, dtype)
+    if (Path(folder) / GENERATION).is_file():
+        with suppress(OSError):  # as from_pretrained does
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     wrapped = shard(model)
     if on_host:
         make_room_on_host(wrapped, device)

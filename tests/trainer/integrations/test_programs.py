@@ -113,15 +113,17 @@ CASES = {
 }
 RANDOM = {"init_lora_weights": False}
 _AGAIN = "from dataclasses import replace\nPackTrainer(model=model, train_dataset=dataset, args=replace(args, {}))"
+# what makes arguments anew resets what trainers share: it comes last
 REFUSED = {
-    "per_device_train_batch_size is 8": _AGAIN.format("per_device_train_batch_size=8"),
-    "label_smoothing_factor is 0.1": _AGAIN.format("label_smoothing_factor=0.1"),
     "predict needs logits": "trainer.predict(dataset)",
     "eval_dataset is a list": "trainer.evaluate([1])",
     "eval_dataset was opened with cp_rank 0, while this rank of 2 has 1": (
         "trainer.evaluate(PackedDataset(folder, ring_degree=2, cp_rank=1 - mesh.cp.cp_rank))"
     ),
     "model takes no packs": "PackTrainer(model=load_model(saved), args=args, train_dataset=dataset)",
+    "per_device_train_batch_size is 8": _AGAIN.format("per_device_train_batch_size=8"),
+    "label_smoothing_factor is 0.1": _AGAIN.format("label_smoothing_factor=0.1"),
+    "compute_metrics is given": "PackTrainer(model=model, args=args, train_dataset=dataset, compute_metrics=print)",
 }
 
 

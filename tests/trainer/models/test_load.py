@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,21 @@ def test_weights_that_are_not_all_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its weights cannot be read") as raised:
         load_model(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_how_a_model_generates_is_kept(tmp_path: Path) -> None:
+    """Fails when a saved model stops or samples otherwise than its folder says: at one token alone, or greedily."""
+    transformers = register_attention()
+    folder = tmp_path / "model"
+    write_model_folder(folder, "qwen3", vocabulary=300)
+    load_model(folder, from_scratch=True).save_pretrained(folder)  # type: ignore[operator]
+    given = {"do_sample": True, "temperature": 0.6, "eos_token_id": [4, 2], "pad_token_id": 2, "max_new_tokens": 77}
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    for name, model in (
+        ("ours", load_model(folder)),
+        ("theirs", transformers.AutoModelForCausalLM.from_pretrained(folder)),
+    ):
+        model.save_pretrained(tmp_path / name)  # type: ignore[operator]
+    ours, theirs = (json.loads((tmp_path / name / "generation_config.json").read_text()) for name in ("ours", "theirs"))
+    assert ours == theirs
+    assert given.items() <= ours.items()

@@ -59,7 +59,7 @@ def _refused(tmp_path: Path, folder: Path) -> None:
     assert not (tmp_path / "new").exists()
     damaged = next((checkpoints / "step-00000002").glob("*.distcp"))
     damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(ConfigError, match="step-00000002 cannot be read"):
+    with pytest.raises(ConfigError, match="step-00000002 is damaged"):
         export_checkpoint(checkpoints, folder, tmp_path / "new")
 
 
