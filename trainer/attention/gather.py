@@ -380,12 +380,7 @@ def _opened(x_L2KD: Tensor) -> KeysAndValues:
 
 
 def _packed(x_T2KD: Tensor) -> KeysAndValues:
-    """Both in memory of their own, for the kernel.
-
-    The stride between the tokens of a message does not follow from the length of the keys. To a graph of FlexAttention
-    it is a number that may be anything, so keys would be loaded two bytes at a time: 1.8 times the kernel's time on an
-    H200, where the copy takes a hundredth of it.
-    """
+    """Both in memory of their own, as kernels load them (see ``preshard.trainer.attention.kernels.flex.loadable``)."""
     keys, values = _opened(x_T2KD)
     return keys.contiguous(), values.contiguous()
 

@@ -112,7 +112,8 @@ def scatter_heads(
     parts = [q_HLD, k_KLD, v_KLD]
     sizes = [len(part) // degree for part in parts]
     by_rank = torch.cat([part.unflatten(0, (degree, size)) for part, size in zip(parts, sizes, strict=True)], dim=1)
-    q_GSD, k_GSD, v_GSD = exchange_for_heads(by_rank.flatten(0, 1), degree, group).split(sizes)
+    # Copies, since kernels load what does not begin its memory more slowly, and the message can go.
+    q_GSD, k_GSD, v_GSD = (x.clone() for x in exchange_for_heads(by_rank.flatten(0, 1), degree, group).split(sizes))
     return q_GSD, k_GSD, v_GSD
 
 

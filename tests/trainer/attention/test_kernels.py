@@ -320,6 +320,39 @@ def test_flex_is_told_of_whole_tiles(tile: int, monkeypatch: pytest.MonkeyPatch)
     assert len(graphs) == 2
 
 
+@pytest.mark.parametrize("how", ["views of a message", "parts of a message of heads", "tokens first", "contiguous"])
+def test_flex_loads_what_its_graph_knows(how: str) -> None:
+    """Fails when a graph gets a stride or a beginning that follows from no length: for all that its compiler knows it
+    is odd, and loads of keys are then of 2 bytes.
+    """
+    seen: list[torch.Tensor] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
+        values = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        seen.extend(value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point())
+        return graph.forward
+
+    zero = np.zeros(300, np.int32)
+    every = MaskTensors.from_arrays(MaskArrays(doc_ids=zero, branch_ids=zero, group_ids=zero - 1))
+    q, k, v, _ = (x.float() for x in random_inputs(4, 2, 300, 16))
+    right = reference_attention(q, k, v, every)
+    if how == "views of a message":
+        kv = torch.stack([k.transpose(0, 1), v.transpose(0, 1)], 1)
+        k, v = kv[:, 0].transpose(0, 1), kv[:, 1].transpose(0, 1)
+    elif how == "parts of a message of heads":
+        q, k, v = torch.cat([q, k, v]).split([4, 2, 2])
+    elif how == "tokens first":
+        q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
+    kernel = Flex(attention=compiled_attention(backend))
+    out, _ = kernel.forward(q, k, v, kernel.prepare(every, every))
+    torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
+    assert len(seen) == 3
+    for x in seen:
+        known = {symbol for size in x.shape if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
+        asked = [each for each in (*x.stride(), x.storage_offset()) if isinstance(each, torch.SymInt)]
+        assert {symbol for each in asked for symbol in each.node.expr.free_symbols} <= known
+
+
 def test_flex_raises_at_its_bound_of_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when FlexAttention goes on uncompiled once it was compiled too often, with a dense matrix of scores."""
     from torch._dynamo.exc import FailOnRecompileLimitHit  # here, since every process that runs tests reads this file

@@ -7,7 +7,7 @@ Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,13 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from preshard.trainer.attention.kernels.whole import Whole, accumulation_dtype, whole_by_autograd
+from preshard.trainer.attention.kernels.whole import (
+    Gradients,
+    Inputs,
+    Whole,
+    accumulation_dtype,
+    whole_by_autograd,
+)
 from preshard.trainer.attention.mask import MaskTensors, visible
 from preshard.trainer.attention.tiles import TileList, Tiles, list_for
 from preshard.trainer.device import to_device
@@ -134,7 +140,8 @@ class Flex:
         v_KTD: Float[Tensor, "K T D"],
         tiles: FlexTiles,
     ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-        out, aux = self._attend(q_HQD, k_KTD, v_KTD, tiles, return_aux=AuxRequest(lse=True))
+        given = loadable(q_HQD, k_KTD, v_KTD)
+        out, aux = self._attend(*given, tiles, return_aux=AuxRequest(lse=True))
         return out[0], aux.lse[0].to(accumulation_dtype(q_HQD.dtype))
 
     def whole(
@@ -148,7 +155,12 @@ class Flex:
             out: Tensor = self._attend(q, k, v, tiles)[0]
             return out
 
-        return whole_by_autograd(attention, q_HQD, k_KTD, v_KTD)
+        made = whole_by_autograd(attention, *loadable(q_HQD, k_KTD, v_KTD))
+
+        def backward(dout_HQD: Tensor, again: Inputs, kept: tuple[Tensor, ...]) -> Gradients:
+            return made.backward(dout_HQD, loadable(*again), kept)
+
+        return replace(made, backward=backward)
 
     def _attend(self, q_HQD: Tensor, k_KTD: Tensor, v_KTD: Tensor, tiles: FlexTiles, **asked: Any) -> Any:
         q_tile, k_tile = tiles.block_mask.BLOCK_SIZE
@@ -174,6 +186,22 @@ class Flex:
             return self.forward(q, k, v, tiles)
 
         return backward_from_forward(forward, dout_HQD, q_HQD, k_KTD, v_KTD, out_HQD, lse_HQ)
+
+
+def loadable(*tensors: Tensor) -> Inputs:
+    """Tensors that a graph for all lengths can load 16 bytes at a time; one that it could not is copied.
+
+    It can where a tensor begins its memory and fills it, in any order of its dims. A stride or a beginning that follows
+    from no size is an input of the graph, of which nothing is known: views of a message of keys and values took twice
+    the time on an H200, of which copies take a twentieth.
+    """
+    q, k, v = (x if _fills_memory(x) else x.clone(memory_format=torch.contiguous_format) for x in tensors)
+    return q, k, v
+
+
+def _fills_memory(x: Tensor) -> bool:
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.storage_offset() == 0 and last + 1 == x.numel()
 
 
 @cache
