@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import av
 import av.logging
 import numpy as np
+from cachetools import LRUCache
 
 from preshard.packer_service.ingest.media.reach import MediaFile
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described
@@ -96,7 +97,8 @@ class ShownFrames:
 
     def add(self, packet: Any) -> int | None:
         """Takes a packet, and returns the tick at which its frame is shown, None if it is not shown."""
-        if packet.is_corrupt:
+        # In a transport stream it is the one before a gap, which may be a seam; the decoder says what is damaged.
+        if packet.is_corrupt and not self.video.may_be_joined:
             raise self.video.bad("a packet within the clip is cut short or damaged; the file is truncated")
         tick = shown_at(packet)
         if tick is None:
@@ -120,6 +122,8 @@ class ShownFrames:
 
     def check_index(self) -> None:
         """After the last packet, checks that the index promises no more."""
+        if self.video.may_be_joined:  # FFmpeg notes its index while it reads, before times are put on one line
+            return
         entries = self.video.stream.index_entries
         if len(entries) and (self.last_read is None or entries[-1].timestamp > self.last_read):
             raise self.video.bad("ends before the last frame that its index promises; the file is truncated")
@@ -147,6 +151,14 @@ SEEK_BACK_SECONDS = (0, 2, 16)
 """How far before the wanted time seeks aim, one after the other, until one lands at or before it. Key frames are
 seldom more than some seconds apart; beyond the last of these, the video is read from its beginning."""
 
+JOINED = ("mpegts", "mpeg", "ogg", "flv")
+"""Containers of which files can be joined by their bytes, or that a recorder goes on with after a pause: times may go
+back or leap within them, and a seek by time may land in any part."""
+
+BACK_SECONDS, LEAP_SECONDS = Fraction(1, 10), 10
+"""How far decoding times go back, or leap in such a container, where another part begins: the thresholds of FFmpeg's
+own program, which also goes on from the part before."""
+
 # Containers that keep times. Not among them: lists that name other files or addresses to open (HLS, DASH, concat),
 # still images, and raw streams, which FFmpeg would also see in random bytes.
 _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,mxf,nut,rm,ivf,wtv"
@@ -170,11 +182,20 @@ class _Positions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Video:
-    """An open container and its first real video stream, from which packets can be read."""
+    """An open container and its first real video stream, from which packets can be read.
+
+    ``identity`` tells its file from others.
+    """
 
     container: Any
     stream: Any
     label: str
+    identity: Hashable = None
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Whether its container is one of :data:`JOINED`."""
+        return bool(set(JOINED).intersection(self.container.format.name.split(",")))
 
     @property
     def time_base(self) -> Fraction:
@@ -193,17 +214,20 @@ def open_video(file: MediaFile) -> Iterator[Video]:
     """
     if not file.size:
         raise DocumentError("bad_video", f"{file.label}: the file is empty")
+    file.seek(0)
+    identity = (file.label, file.size, file.read(BEGIN_BYTES))
+    file.seek(0)
     try:
         options = {**_OPEN_OPTIONS, **_decoder_options()}
         container = av.open(_Positions(file), options=options, metadata_errors="replace", buffer_size=READ_BYTES)
     except av.FFmpegError as error:
-        file.seek(0)
-        what = described(file.read(BEGIN_BYTES))
+        what = described(identity[-1])
         legal = "legal are mp4, mov, mkv, webm, avi, mpeg and other timed containers"
         reason = f"not a video that can be read; {legal if what is None else f'it is {what}'}"
         raise DocumentError("bad_video", f"{file.label}: {reason}") from error
     with container:
-        video = Video(container=container, stream=_first_stream(container, file.label), label=file.label)
+        stream = _first_stream(container, file.label)
+        video = Video(container=container, stream=stream, label=file.label, identity=identity)
         _check_size(video)
         video.stream.codec_context.options = _decoder_options()
         yield video
@@ -285,22 +309,143 @@ def open_at(file: MediaFile, tick: int | None) -> Iterator[tuple[Video, Iterator
 
 
 def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
-    """Packets from a key frame at or before ``tick``; None if a seek to ``back`` seconds before it landed too late."""
+    """Packets from a key frame at or before ``tick``; None if a seek to ``back`` seconds before it landed too late.
+
+    A container that may be joined is sought only as far as its times are known to run on, and read from there.
+    """
+    known = None
+    if video.may_be_joined:
+        known = _UNBROKEN.get(video.identity)
+        if known is None:
+            return None
+        tick = min(tick, known.tick)
+    line = _Line(video, is_beginning=False)
     try:
         video.container.seek(int(tick - back / video.time_base), stream=video.stream)
-        packets = _from_key(video)
+        packets = _from_key(video, line)
         first = next(packets, None)
     except (av.FFmpegError, OverflowError):  # a time beyond 64 bits is past every end
         return None
     if first is None or (shown_at(first) or 0) > tick:
         return None
+    if known is not None:
+        if first.pos is None or first.pos > known.position:  # the same time in another part
+            return None
+        line.is_beginning = True
     return chain((first,), packets)
 
 
-def _from_key(video: Video) -> Iterator[Any]:
-    """Packets with content from the first key frame on: what lies before it cannot be decoded."""
-    started = False
-    for packet in video.container.demux(video.stream):
-        started = started or (packet.is_keyframe and packet.size > 0)
-        if started and packet.size:
-            yield packet
+def _from_key(video: Video, line: _Line | None = None) -> Iterator[Any]:
+    """Packets with content from the first key frame on, on one line of time: what lies before it cannot be decoded."""
+    started, line = False, line or _Line(video)
+    packets: Iterator[Any] = video.container.demux(video.stream)
+    for group in _groups(packets) if line.is_by_groups else ([packet] for packet in packets):
+        started = started or (group[0].is_keyframe and group[0].size > 0)
+        if started:
+            line.put(group)
+            yield from (packet for packet in group if packet.size)
+
+
+def _groups(packets: Iterator[Any]) -> Iterator[list[Any]]:
+    """Packets of MPEG-1 or MPEG-2: a picture that others refer to, and those that are decoded behind and shown before it."""
+    group: list[Any] = []
+    for packet in packets:
+        is_reference = packet.pts is None or packet.dts is None or packet.pts > packet.dts or packet.is_keyframe
+        if group and is_reference:
+            yield group
+            group = []
+        group.append(packet)
+    if group:
+        yield group
+
+
+class _Known(NamedTuple):
+    """Up to which tick, and which byte, the times of a file that may be joined run on from its beginning."""
+
+    tick: int
+    position: int
+
+
+_UNBROKEN: LRUCache[Hashable, _Known] = LRUCache(256)
+"""What is known of the files read last."""
+
+
+class _Line:
+    """One line of time for the packets of a video, from a place on at which it is still that of the file.
+
+    Where another part begins, its first picture follows the last one of the part before.
+
+    Attributes:
+        is_beginning: whether it is known that all packets up to here belong to the file's first part.
+    """
+
+    def __init__(self, video: Video, *, is_beginning: bool = True) -> None:
+        self.is_beginning = is_beginning
+        self._video = video
+        self._is_watched = video.may_be_joined
+        # A program stream does not give each picture its times, and what FFmpeg takes for them may run ahead of those
+        # that it gives, or stop short at the end of a part.
+        self.is_by_groups = self._is_watched and video.stream.codec_context.name in ("mpeg1video", "mpeg2video")
+        self._back = int(BACK_SECONDS / video.time_base)
+        self._leap = int(LEAP_SECONDS / video.time_base) if self._is_watched else None
+        self._offset = self._ahead = 0
+        self._shown = self._end = -(2**62)
+        """When the last picture is shown, and when it leaves the screen."""
+        self._decoded: int | None = None
+        """Decoding time of the packet before, on the line."""
+        self._key: int | None = None
+        """When the last key frame is shown."""
+
+    def put(self, group: list[Any]) -> None:
+        """Moves the times of packets that belong together onto the line."""
+        times = [shown_at(packet) for packet in group]
+        known = [tick for tick in times if tick is not None]
+        if not known:
+            return
+        if len(known) > 1 and group[0].pts is not None and group[0].pts <= max(known[1:]):
+            group[0].pts = known[0] = max(known[1:]) + (group[0].duration or 0)
+        if self._begins_another(group[0], known):
+            self._offset = self._end - min(known)
+        for packet in group:
+            self._move(packet)
+
+    def _move(self, packet: Any) -> None:
+        shown = shown_at(packet)
+        if shown is None:
+            return
+        if self._offset:
+            packet.pts = shown + self._offset
+            if packet.dts is not None:
+                packet.dts += self._offset
+        shown += self._offset
+        if packet.dts is not None:
+            self._ahead = packet.duration or (0 if self._decoded is None else max(0, packet.dts - self._decoded))
+            self._decoded = packet.dts
+        if packet.is_keyframe:
+            self._key = shown
+        self._shown = max(self._shown, shown)
+        self._end = max(self._end, shown + self._ahead)
+        if self._is_watched and self.is_beginning and not self._offset:
+            self._note(shown if packet.dts is None else packet.dts, packet.pos or 0)
+
+    def _begins_another(self, packet: Any, times: list[int]) -> bool:
+        """Whether packets are the first of another part: decoding times and key frames never go back within one."""
+        shown = times[0] + self._offset
+        if packet.is_keyframe and self._key is not None and shown < self._key - self._back:
+            return True
+        if self.is_by_groups and min(times) + self._offset <= self._shown:
+            return True
+        if packet.dts is None or self._decoded is None:
+            return False
+        decoded = packet.dts + self._offset
+        leaps = self._leap is not None and decoded > self._decoded + self._ahead + self._leap
+        return leaps or decoded < self._decoded - self._back
+
+    def _note(self, tick: int, position: int) -> None:
+        known = _UNBROKEN.get(self._video.identity)
+        if known is None or tick > known.tick:
+            _UNBROKEN[self._video.identity] = _Known(tick, position)
+
+    def _is_another(self, decoded: int, last: int) -> bool:
+        """Whether a decoding time is that of another part."""
+        return decoded < last - self._back or (self._leap is not None and decoded > last + self._ahead + self._leap)
