@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import yaml
 from preshard.packer_service.ingest.carried import with_settings_of_datasets
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.errors import ConfigError
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def load_config(
@@ -37,7 +40,26 @@ def load_config(
     for key, value in (over or {}).items():
         both = isinstance(value, Mapping) and isinstance(values.get(key), dict)
         values[key] = {**values[key], **value} if both else value
+    if isinstance(values.get("model"), str):
+        values["model"] = model_folder(values["model"])
     return parse_config(with_settings_of_datasets(sources, values))
+
+
+def model_folder(given: str) -> str:
+    """A model folder as it is; of a model's name on the Hub its folder in the local cache.
+
+    Raises:
+        ConfigError: it is such a name, and the model is not in the cache.
+    """
+    if not _HUB_NAME.fullmatch(given) or Path(given).exists():
+        return given
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(given, "config.json")
+    if isinstance(found, str):
+        return str(Path(found).parent)
+    get = f"hf download {given} --local-dir {given.rpartition('/')[2]}"
+    raise ConfigError(f"model {given}: no such folder, and not in the local cache of the Hub; get it with: {get}")
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

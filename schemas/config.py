@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -257,12 +258,31 @@ def parse_config(values: dict[str, Any]) -> PackConfig:
 def _one_line(violation: Violation) -> str:
     """A violation as ``field: value is wrong, and what is legal``."""
     if violation.is_unknown_key:
-        return f"{violation.path}: unknown key; legal here: {', '.join(_legal_keys(violation.place[:-1]))}"
+        legal = _legal_keys(violation.place[:-1])
+        near = _nearest_key(str(violation.place[-1]), legal)
+        meant = f"did you mean {near}? " if near is not None else ""
+        return f"{violation.path}: unknown key; {meant}legal here: {', '.join(legal)}"
     if violation.is_own:
         return str(violation)
     shown = repr(violation.value)
     shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
     return f"{violation.path}: {shown} is not legal: {violation.message}"
+
+
+def _nearest_key(key: str, legal: Sequence[str]) -> str | None:
+    """The key that a wrong one comes near: one that is legal in its place, or the same in a section."""
+    here = get_close_matches(key.lower(), legal, 1, 0.7)
+    if here:
+        return here[0]
+    sections = {name: field.annotation for name, field in PackConfig.model_fields.items()}
+    return next(
+        (
+            f"{name}.{key}"
+            for name, section in sections.items()
+            if isinstance(section, type) and issubclass(section, ConfigSection) and key in section.model_fields
+        ),
+        None,
+    )
 
 
 def _legal_keys(path: Sequence[Any]) -> list[str]:

@@ -31,6 +31,7 @@ class SourceOptions:
 
     config_file: Path | None
     settings: tuple[str, ...]
+    model: str | None
     form: str | None
     where: str | None
     ignore: tuple[str, ...]
@@ -47,7 +48,7 @@ class SourceOptions:
         from preshard.packer_service.config import load_config
 
         # The options that are keys as well. YAML reads JSON.
-        given = {"form": self.form, "where": self.where, "ignore": self.ignore or None}
+        given = {"model": self.model, "form": self.form, "where": self.where, "ignore": self.ignore or None}
         own = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
         return load_config(self.config_file, [*self.settings, *own, *more], sources)
 
@@ -69,6 +70,8 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     text, path = "Sets one configuration value.", click.Path(path_type=Path)
     options = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=text)(asking)
     options = click.option("--config", "config_file", type=path, help="Configuration file in YAML.")(options)
+    text = "Model folder that decides tokens, images and positions, or a model's name on the Hub that is in its cache."
+    options = click.option("--model", metavar="DIR", help=text)(options)
     text = "Form of the rows instead of the one that their columns show: its name, or package.module:function."
     options = click.option("--form", metavar="FORM", help=text)(options)
     text = "Packs the rows for which a DuckDB expression over their columns is true, such as 'quality > 0.5'."

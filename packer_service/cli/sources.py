@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -73,17 +72,19 @@ def pack(
     found = _looked_at(sources, config, asked)
     # What is wrong with the sources is said before this is imported, which takes seconds.
     from preshard.packer_service.job.pack import pack as run_job
+    from preshard.packer_service.report.console import several
 
     with run_tasks() as (tasks, progress):
         outcome = run_job(sources, out, config, tasks, progress, media=asked.media(sources), found=found)
     counts = outcome.manifest.counts
     if outcome.already_done:
-        say(f"{out}: already packed ({counts.packs} packs, {outcome.n_shards} shards); nothing done")
+        whole = f"{several(counts.packs, 'pack')}, {several(outcome.n_shards, 'shard')}"
+        say(f"{out}: already packed ({whole}); nothing done")
     else:
         seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
         say(
-            f"{out}: {counts.documents} documents in {counts.packs} packs and {outcome.n_shards} shards, "
-            f"{counts.rejected} rejected ({seconds})"
+            f"{out}: {several(counts.documents, 'document')} in {several(counts.packs, 'pack')} and "
+            f"{several(outcome.n_shards, 'shard')}, {counts.rejected:,} rejected ({seconds})"
         )
     return _say_lost(out, outcome.manifest, max_rejects, allow_lost_files=allow_lost_files)
 
@@ -160,7 +161,6 @@ def show(sources: tuple[str, ...], row: str | None, doc_id: str | None, as_json:
 
 @click.command()
 @sources_argument
-@click.option("--model", required=True, metavar="DIR", help="Model folder that decides tokens, images and cost.*.")
 @device_options
 @click.option(
     "--rows",
@@ -173,7 +173,6 @@ def show(sources: tuple[str, ...], row: str | None, doc_id: str | None, as_json:
 @source_options
 def suggest(
     sources: tuple[str, ...],
-    model: str,
     gpus: int,
     gpu: str,
     assumed: tuple[str, ...],
@@ -189,7 +188,9 @@ def suggest(
     from preshard.packer_service.report.advice.question import make_question
 
     question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu))
-    config = asked.config((), f"model={json.dumps(model)}")
+    config = asked.config()
+    if config.model is None:
+        raise ConfigError("suggest: give --model DIR, the folder of the model that will train")
     with closing(ConsoleProgress()) as progress:
         found = suggest_for(sources, config, question, progress, rows=rows, media=asked.media(sources))
     if out is None:
@@ -236,6 +237,7 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float, *, allow_los
         dataset_limit,
         dataset_reject_reasons,
         dataset_thinned,
+        holding_line,
         thinned_warnings,
     )
     from preshard.packer_service.shards.store import Folder
@@ -253,6 +255,8 @@ def _say_lost(out: str, manifest: ManifestHead, max_rejects: float, *, allow_los
     for warning in thinned_warnings(dataset_thinned(Folder(out)), stored_config(manifest)):
         say(f"warning: {warning}")
     reasons = dataset_reject_reasons(out) if counts.rejected else []
+    if counts.rejected and (line := holding_line(out)) is not None:
+        lines.append(line)
     for line in (*lines, *reason_lines(reasons, counts.rejected, join(out, REJECTS_FILE))):
         say(line)
     try:

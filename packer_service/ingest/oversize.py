@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ def fit(
     max_images: int | None,
     oversize: str,
     max_patches: int | None = None,
+    step: Callable[[], int] = lambda: 1,
 ) -> list[RenderedDocument]:
     """The pieces of a document that fit a pack, the last with the number of tokens lost (``truncated``).
 
@@ -36,6 +38,7 @@ def fit(
         max_images: most crops of a piece, None for no limit.
         oversize: ``reject``, ``truncate`` or ``split``.
         max_patches: most patches that the vision encoder sees of a piece, None for no limit.
+        step: what ``seq_len`` is a multiple of, for messages.
 
     Raises:
         DocumentError: ``too_long``, ``too_many_images`` or ``too_many_patches``, when it does not fit and may not be
@@ -50,7 +53,10 @@ def fit(
             code, f"{message}, with both answers, which are never cut: raise the limit, or shorten them"
         )
     if oversize == "reject":
-        raise DocumentError(code, f"{message}; set oversize to truncate or split to keep a part")
+        holds = {"too_long": ("seq_len", len(rendered)), "too_many_images": ("max_images", rendered.n_images)}
+        name, least = holds.get(code, ("max_patches", int(rendered.units.patches.sum())))
+        least = -(-least // step()) * step() if name == "seq_len" else least
+        raise DocumentError(code, f"{message}; {name}={least} holds it, oversize=truncate or oversize=split a part")
     pieces = _split(rendered, limit) if oversize == "split" else [cut(rendered, 0, limit.end(rendered, 0))]
     kept = [piece for piece in pieces if len(piece) and (piece.labels != IGNORE_INDEX).any()]
     if not kept:
@@ -69,6 +75,7 @@ def fit_pack(rendered: RenderedDocument, config: PackConfig) -> list[RenderedDoc
         max_images=config.max_images,
         max_patches=config.max_patches,
         oversize=config.oversize,
+        step=lambda: config.seq_len_step[0],
     )
 
 

@@ -26,7 +26,7 @@ from preshard.packer_service.job.planning.identify import check_duplicates
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.where import check_where
 from preshard.packer_service.job.stages import FEW_BYTES, PackingJob, plan, with_copies, write_missing
-from preshard.packer_service.report.console import mixture_lines
+from preshard.packer_service.report.console import mixture_lines, several
 from preshard.packer_service.report.planned.limits import rejected_when_written
 from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.progress import Progress
@@ -155,7 +155,8 @@ def _run(
     clock = _Clock()
     planned = plan(job, with_copies(job, fragments), sources.unused, clock.lap, target.layers)
     job.progress.note(
-        f"planned {planned.n_documents} documents into {planned.n_packs} packs, {planned.n_rejected} rejected"
+        f"planned {several(planned.n_documents, 'document')} into {several(planned.n_packs, 'pack')}, "
+        f"{planned.n_rejected:,} rejected"
     )
     for line in mixture_lines(planned.mixture):
         job.progress.note(line)

@@ -42,6 +42,11 @@ SHOWN_NAMES = 20
 """Columns and patterns of files that are named; the manifest has all of them."""
 
 
+def several(number: int, what: str) -> str:
+    """A number of things, in the singular or the plural."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
 def print_report(report: PlanReport, console: Console | None = None, rejects_file: str | None = None) -> None:
     """Prints the figures as tables for a person.
 
@@ -53,7 +58,7 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     to = console or Console(width=None if Console().is_terminal else 110, highlight=False)
     say = partial(to.print, soft_wrap=True, markup=False)  # the name of a source may look like markup
     say(
-        f"{report.documents:,} documents in {report.packs:,} packs of "
+        f"{several(report.documents, 'document')} in {several(report.packs, 'pack')} of "
         f"{report.seq_len:,} tokens: {report.tokens:,} tokens, {report.padding_tokens:,} padding, "
         f"fill {report.fill:.2%}"
     )
@@ -72,7 +77,7 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     truncated = ", ".join(f"{source} {tokens:,}" for source, tokens in report.truncated_tokens.items())
     say(f"truncated tokens: {truncated or 'none'}")
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.straggler_ratio.items())
-    say(f"straggler ratio by data-parallel size: {stragglers or 'none, for want of packs'}")
+    say(f"straggler ratio by data-parallel size: {stragglers or 'n/a: too few packs'}")
     if isinstance(report, DatasetReport):
         if report.annotations:
             say(f"columns joined later, by documents that have a value: {_most(report.annotations)}")
@@ -87,7 +92,9 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
 def print_balances(balances: Balances, to: Console) -> None:
     """Prints the tables of layouts and image boundaries, each with what its columns mean."""
     say = partial(to.print, soft_wrap=True, markup=False)
-    say(f"balance, means over {balances.balanced_packs} packs; critical paths as multiples of the tile floor")
+    say(
+        f"balance, means over {several(balances.balanced_packs, 'pack')}; critical paths as multiples of the tile floor"
+    )
     layouts = [
         ((scheme, str(degree)), row) for scheme, degrees in balances.balance.items() for degree, row in degrees.items()
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -33,6 +34,9 @@ from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead, ModelEntry, T
 from preshard.schemas.model.encoder import encoder_of
 
 T = TypeVar("T", bound=Figures)
+
+SIZES = ("too_long", "too_many_images", "too_many_patches")
+"""Codes of documents that no pack can hold."""
 
 REJECTS_FILE = "rejects.parquet"
 
@@ -137,6 +141,28 @@ def dataset_reject_reasons(location: str) -> list[RejectReason]:
         FormatError: the dataset is broken.
     """
     return read_figures(*open_dataset(location)).reject_reasons
+
+
+_HOLDS = re.compile(r"has (\d+) \w+, more than (\w+) \d+; \w+=(\d+) holds it")
+
+
+def holding_line(location: str) -> str | None:
+    """The least values of limits that would have held every document that was rejected for its size; None without any.
+
+    Raises:
+        OSError: the table of rejects cannot be read.
+    """
+    with Folder(location).open(REJECTS_FILE) as opened:
+        messages = pq.read_table(opened, columns=["message"], filters=[("code", "in", list(SIZES))])["message"]
+    least = dict[str, tuple[int, int]]()
+    for message in messages.to_pylist():
+        if (found := _HOLDS.match(message or "")) is not None:
+            number, most = least.get(found.group(2), (0, 0))
+            least[found.group(2)] = number + 1, max(most, int(found.group(3)))
+    if not least:
+        return None
+    each = ", ".join(f"--set {name}={most} holds all {number:,}" for name, (number, most) in sorted(least.items()))
+    return f"too large for a pack: {each}; --set oversize=truncate or oversize=split keeps parts"
 
 
 def dataset_limit(folder: Folder) -> FillLimit | None:

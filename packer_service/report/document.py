@@ -12,7 +12,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from preshard.packer_service.report.console import plain
+from preshard.packer_service.report.console import plain, several
 from preshard.packer_service.report.records import Figures
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.sections import ImageBackend
@@ -197,7 +197,7 @@ def _described(number: int, medium: ShownMedium) -> str:
 def _counted(piece: ShownPiece) -> str:
     counts = [f"{piece.tokens:,} tokens, {piece.loss_tokens:,} under loss"]
     if piece.units:
-        counts.append(f"{piece.images:,} crops, {piece.patches:,} patches")
+        counts.append(f"{several(piece.images, 'crop')}, {piece.patches:,} patches")
     if piece.preference:
         counts.append(f"chosen and rejected after {piece.shared_tokens:,} shared tokens")
     elif piece.annotations:

@@ -55,16 +55,16 @@ def test_what_fits_is_untouched() -> None:
 @pytest.mark.parametrize(
     ("given", "limits", "code", "message"),
     [
-        (document([], 9), (8, None), "too_long", "9 tokens, more than seq_len 8"),
-        (document([(0, 2)], 8), (8, 1), "too_many_images", "2 images, more than max_images 1"),
+        (document([], 9), (8, None), "too_long", "9 tokens, more than seq_len 8; seq_len=12 holds it"),
+        (document([(0, 2)], 8), (8, 1), "too_many_images", "2 images, more than max_images 1; max_images=2 holds it"),
     ],
 )
 def test_reject_names_value_limit_and_remedy(
     given: RenderedDocument, limits: tuple[int, int | None], code: str, message: str
 ) -> None:
     """Fails when the reason for a reject does not say what to do about it."""
-    with pytest.raises(DocumentError, match=f"{message}; set oversize") as caught:
-        fit(given, seq_len=limits[0], max_images=limits[1], oversize="reject")
+    with pytest.raises(DocumentError, match=f"{message}, oversize=truncate or") as caught:
+        fit(given, seq_len=limits[0], max_images=limits[1], oversize="reject", step=lambda: 4)
     assert caught.value.code == code
 
 

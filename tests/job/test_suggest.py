@@ -135,7 +135,7 @@ def test_the_command_refuses_what_it_cannot_sample(
     for words, message in (
         ([str(tiny_dataset), "--model", str(model), "--gpus", "2"], "is a packed dataset; give the source"),
         ([str(source), "--model", str(tmp_path), "--gpus", "2"], "model"),
-        ([str(source), "--gpus", "2"], "Missing option '--model'"),
+        ([str(source), "--gpus", "2"], "give --model DIR"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(["suggest", *words])

@@ -253,3 +253,20 @@ def test_an_empty_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}.*at least 1 character"):
         parse_config({name: ""})
     assert getattr(parse_config({name: "x"}), name) == "x"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seq_length": 1}, "seq_length: unknown key; did you mean seq_len? legal here: seq_len, "),
+        ({"max_image": 1}, "max_image: unknown key; did you mean max_images? "),
+        ({"fps": 1}, "fps: unknown key; did you mean video.fps? "),
+        ({"video": {"max_frame": 1}}, "video.max_frame: unknown key; did you mean max_frames? legal here: fps, "),
+        ({"xyz": 1}, "xyz: unknown key; legal here: "),
+    ],
+)
+def test_a_wrong_key_gets_the_nearest(values: dict[str, Any], message: str) -> None:
+    """Fails when a slip of the pen is answered by a list of forty keys."""
+    with pytest.raises(ConfigError) as told:
+        parse_config(values)
+    assert str(told.value).startswith(message)

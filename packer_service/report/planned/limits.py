@@ -170,7 +170,7 @@ def _of_budgets(sizes: Sizes, budgets: Budgets, names: tuple[MaxKey, ...], targe
         fill=reached,
         message=f"{' and '.join(f'{name} {getattr(budgets, name):,}' for name in names)} "
         f"keep{'s' if len(names) == 1 else ''} packs {1 - full:.1%} empty: on average they hold {' and '.join(held)}; "
-        + _would(" and ".join(f"{name}={value:,}" for name, value in values.items()), reached, sizes),
+        + _would(" and ".join(f"{name}={value}" for name, value in values.items()), reached, sizes),
     )
 
 
@@ -222,7 +222,7 @@ def _of_lengths(sizes: Sizes, budgets: Budgets, config: PackConfig, fill: float)
     chosen = min(good, key=lambda length: abs(math.log(length / config.seq_len)), default=best)
     reached = tried.get(chosen, fill)
     helps = reached >= fill + LEAST_GAIN
-    would = _would(f"seq_len={chosen:,}", reached, sizes) if helps else "no seq_len up to twice as long fills more"
+    would = _would(f"seq_len={chosen}", reached, sizes) if helps else "no seq_len up to twice as long fills more"
     few = sizes.tokens.sum() < 2 * config.seq_len * len(sizes.parts) and sizes.of == len(sizes.tokens)
     if few:
         each = " in each pass" if len(sizes.parts) > 1 else ""
