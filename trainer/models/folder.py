@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ManifestHead, ModelEntry
+from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.model.families import language_model
 from preshard.schemas.model.followed import (
     check_followed,
@@ -132,10 +134,10 @@ def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
 
 
 def check_packed_for(config: Any, packed_for: ModelEntry | None, *, has_images: bool) -> None:
-    """Checks that packs are for a kind of model.
+    """Checks that packs are for a kind of model, and their images for the size of its patches and rows.
 
     Raises:
-        ConfigError: they are for another kind, or hold images of the generic way.
+        ConfigError: they are for another kind or size, or hold images of the generic way.
     """
     kind = config.model_type
     if packed_for is not None and packed_for.model_type != kind:
@@ -147,6 +149,49 @@ def check_packed_for(config: Any, packed_for: ModelEntry | None, *, has_images: 
         raise ConfigError(
             f"the dataset was packed for no model, so its images are not those of {kind}: pack with --set model=DIR"
         )
+    if packed_for is not None and has_images:
+        of_dataset, of_model = _sizes_of_dataset(packed_for), _sizes_of_model(config)
+        for what, size in of_model.items():
+            if of_dataset.get(what, size) != size:
+                packed, own = (what.format(found) for found in (of_dataset[what], size))
+                raise ConfigError(
+                    f"the dataset was packed for {packed} and the model has {own}: pack with --set model=DIR of this "
+                    "model"
+                )
+
+
+PATCH, TIME, ROW = "patches of {} pixels", "patches of {} frames", "rows of {} patches along a side"
+"""Sizes by which pictures become rows."""
+
+
+def _sizes_of_dataset(packed_for: ModelEntry) -> dict[str, str]:
+    encoder, settings = encoder_of(packed_for.settings), packed_for.settings
+    if encoder is None:
+        return {}
+    row: Any = packed_for.merge if packed_for.axes == 3 else settings.get("pooling")
+    if packed_for.shares_crops:
+        row = math.isqrt(encoder.row_inputs // encoder.hidden_size)
+    return {PATCH: _sides(encoder.patch_size), TIME: str(encoder.temporal_patch_size), ROW: str(row)}
+
+
+def _sizes_of_model(config: Any) -> dict[str, str]:
+    """Of each family what its classes call it; Molmo2 makes rows as the packs say."""
+    vision = getattr(config, "vision_config", None)
+    if vision is None:
+        return {}
+    sizes = {PATCH: _sides(vision.patch_size), TIME: str(getattr(vision, "temporal_patch_size", 1))}
+    row = getattr(vision, "spatial_merge_size", getattr(config, "spatial_merge_size", None))
+    row = getattr(vision, "pooling_kernel_size", row)
+    if hasattr(config, "mm_tokens_per_image"):
+        row = vision.image_size // vision.patch_size // math.isqrt(config.mm_tokens_per_image)
+    if hasattr(config, "downsample_ratio"):
+        row = round(1 / config.downsample_ratio)
+    return sizes if row is None else {**sizes, ROW: str(row)}
+
+
+def _sides(size: Any) -> str:
+    height, width = (size, size) if isinstance(size, int) else size
+    return f"{height} x {width}"
 
 
 def check_weights(folder: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.ingest.families.folder import load_family
 from preshard.schemas.dataset.manifest_parts import decode_manifest
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import Manifest
+from preshard.schemas.manifest import Manifest, ModelEntry
+from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.attention.mask import count_layers
 from preshard.trainer.export import check_export
 from preshard.trainer.families import family
-from preshard.trainer.models.folder import check_dataset, identity, model_sizes, read_model_config
+from preshard.trainer.models.folder import check_dataset, check_packed_for, identity, model_sizes, read_model_config
 from preshard.trainer.models.interface import register_attention
 
 SEQ_LEN = 1024
@@ -150,3 +154,41 @@ def test_an_export_takes_nobodys_place(tmp_path: Path) -> None:
     for name in ("", "file"):
         with pytest.raises(ConfigError, match="which exists; name a folder that does not"):
             check_export(tmp_path / name)
+
+
+def packed_images(folder: Path, family: str) -> ModelEntry:
+    """What a manifest says of a family's tiny model."""
+    write_model_folder(folder, family, vocabulary=300)
+    own = load_family(str(folder)).family
+    return ModelEntry(
+        **{"model_type": own.model_type, "files": {}, "axes": own.axes, "merge": own.merge},
+        **{"row_ids": [], "group_ids": [], "settings": dict(own.settings)},
+    )
+
+
+OF_ROWS = {
+    **{"gemma3": ("", "mm_tokens_per_image", 1), "gemma4": ("vision_config", "pooling_kernel_size", 5)},
+    **{"internvl": ("", "downsample_ratio", 0.25), "mistral3": ("", "spatial_merge_size", 4)},
+}
+"""What decides the size of a row, for families that do not call it ``spatial_merge_size`` of their encoder."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_for_another_size_of_patches_or_rows_are_refused(family: str, tmp_path: Path) -> None:
+    """Fails when a model takes pictures cut for another, whose features fill other rows, or refuses its own."""
+    entry = packed_images(tmp_path / "model", family)
+    config = read_model_config(tmp_path / "model")
+    check_packed_for(config, entry, has_images=True)
+    changes = [("vision_config", "patch_size", 7, "patches of 7 x 7 pixels")]
+    if entry.axes == 3:
+        changes.append(("vision_config", "temporal_patch_size", 4, "patches of 4 frames"))
+    if family != "molmo2":
+        of, name, value = OF_ROWS.get(family, ("vision_config", "spatial_merge_size", 4))
+        changes.append((of, name, value, r"rows of \d+ patches along a side"))
+    for of, name, value, said in changes:
+        other = copy.deepcopy(config)
+        setattr(getattr(other, of) if of else other, name, value)
+        message = f"the dataset was packed for .* and the model has {said}: pack with --set model=DIR of this model"
+        with pytest.raises(ConfigError, match=message):
+            check_packed_for(other, entry, has_images=True)
+        check_packed_for(other, entry, has_images=False)
