@@ -154,7 +154,7 @@ class ModelEntry(StrictRecord):
 
     @model_serializer(mode="wrap")
     def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what is null: a dataset keeps the id that it had before models had windows, or rows in groups."""
+        """Without what few models have."""
         fields: dict[str, Any] = dump(self)
         return {key: value for key, value in fields.items() if value is not None}
 

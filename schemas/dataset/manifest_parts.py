@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import shlex
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
@@ -177,21 +176,10 @@ def check_format_version(data: bytes, where: str) -> None:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
     if version != FORMAT_VERSION:
-        remedy = f"; {_pack_again(json.loads(data))}" if version in (1, 2) else ""
+        remedy = f"; {_PACK_AGAIN}" if version in range(1, FORMAT_VERSION) else ""
         raise ManifestInvalid(
             where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}{remedy}"
         )
-
-
-def _pack_again(manifest: dict[str, Any]) -> str:
-    """The command that packs the sources of an older dataset again, with the settings that were not defaults."""
-    stored, usual = manifest.get("config"), PackConfig().model_dump(mode="json")
-    options = ""
-    for key, _, value in _differences(usual, stored) if isinstance(stored, dict) else ():
-        if value is not _ABSENT:
-            given = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-            options += f" --set {shlex.quote(f'{key}={given}')}"
-    return f"pack its sources again: preshard pack SOURCE --out NEW_DATASET{options}"
 
 
 def stored_config(manifest: ManifestHead) -> PackConfig:
@@ -204,23 +192,19 @@ def stored_config(manifest: ManifestHead) -> PackConfig:
         config = parse_config(manifest.config)
     except ConfigError as error:
         raise ManifestInvalid(MANIFEST, f"config.{error}") from None
-    for key, _, _ in _differences(config.model_dump(mode="json"), manifest.config):
-        raise ManifestInvalid(
-            MANIFEST,
-            f"config.{key} is not written out; a manifest has every key; if an earlier preshard wrote it, pack "
-            "its sources again",
-        )
+    for key in _not_written(config.model_dump(mode="json"), manifest.config):
+        raise ManifestInvalid(MANIFEST, f"config.{key} is not written out, and a manifest has every key; {_PACK_AGAIN}")
     return config
 
 
-_ABSENT = object()
+_PACK_AGAIN = "pack its sources again: preshard pack SOURCE --out NEW_DATASET"
 
 
-def _differences(whole: dict[str, Any], stored: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Keys with dots of a complete configuration whose values a stored one spells differently or lacks, with both."""
+def _not_written(whole: dict[str, Any], stored: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Keys with dots of a complete configuration that a stored one lacks, or spells otherwise."""
     for key, value in whole.items():
-        found = stored.get(key, _ABSENT)
+        found = stored.get(key)
         if value and isinstance(value, dict) and isinstance(found, dict):
-            yield from _differences(value, found, f"{path}{key}.")
-        elif found != value:
-            yield f"{path}{key}", value, found
+            yield from _not_written(value, found, f"{path}{key}.")
+        elif key not in stored or found != value:
+            yield f"{path}{key}"

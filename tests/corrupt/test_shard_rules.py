@@ -137,7 +137,7 @@ def index_without_the_end(data: Any) -> None:
 
 @breaks("S4")
 def index_that_ends_with_the_tar(data: Any) -> None:
-    """As in version 1: other readers stop before the zero blocks."""
+    """Other readers stop before the zero blocks, and this index does, too."""
     path = data.shard_file().with_suffix(".tar.idx")
     size = data.shard_file().stat().st_size
     path.write_bytes(path.read_bytes()[:-8] + size.to_bytes(8, "little"))
