@@ -137,6 +137,9 @@ AnnotationsInvalid = _rule(
 FiguresInvalid = _rule(
     "D13", "FiguresInvalid", "figures.json MUST be what the manifest says, and hold what follows from the tables."
 )
+CarriedContradicted = _rule(
+    "D14", "CarriedContradicted", "tokenizer and model of the manifest MUST be what the carried files say."
+)
 
 # The shards
 ShardMissing = _rule("S1", "ShardMissing", "Every shard that the manifest lists MUST exist, with its index.")
@@ -177,4 +180,6 @@ ColumnsInvalid = _rule(
 PreferencesInvalid = _rule(
     "P21", "PreferencesInvalid", "A preference MUST be two branches with labels, and media in the prefix alone."
 )
+MarksInvalid = _rule("P22", "MarksInvalid", "A unit MUST be its rows and the marks that its model writes around them.")
+TimesInvalid = _rule("P23", "TimesInvalid", "A frame MUST be written beside the time at which it is shown.")
 LayoutSchemeInvalid = _rule("P18", "LayoutSchemeInvalid", "A layout MUST be what its scheme is defined to be.")

@@ -10,18 +10,20 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from typing import Any
 
 from preshard.packer_service.report.stored import compute_figures, read_figures
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder, require_answer
+from preshard.packer_service.verify.carried import CarriedCheck
 from preshard.packer_service.verify.folder import (
     check_annotations,
-    check_carried,
     check_files,
     check_manifest,
     check_shard_list,
     compare_figures,
 )
+from preshard.packer_service.verify.independent.marks import Marks
 from preshard.packer_service.verify.scan import MEASURES_FILE, DocumentRows, MeasuresReader, RowReader
 from preshard.packer_service.verify.shard import ShardTask, ShardVerdict, check_shard
 from preshard.packer_service.verify.tables import TableCheck, TablesFound
@@ -105,6 +107,7 @@ class _Dataset:
     faults: Faults
     checked: Counter[str]
     found: TablesFound = field(default_factory=TablesFound)
+    marks: Marks | None = None
 
     @property
     def _entries(self) -> dict[str, TableEntry]:
@@ -117,8 +120,10 @@ class _Dataset:
         faults.extend(check_shard_list(manifest, config), MANIFEST)
         for file, finding in check_files(manifest, self.folder.names()):
             faults.extend([finding], file)
-        for file, finding in check_carried(manifest, self._read_small):
+        carried = CarriedCheck(manifest, config, self._read_small)
+        for file, finding in carried.run():
             faults.extend([finding], file)
+        self.marks = carried.marks
         progress.note(f"reading the tables of {manifest.counts.packs} packs")
         self.found = TableCheck(self.folder, manifest, config, faults).run()
         if "documents.parquet" in self.found.rows and self.folder.is_file(ANNOTATIONS):
@@ -157,10 +162,14 @@ class _Dataset:
             self.faults.merge(verdict.faults)
             self.checked.update(verdict.checked)
             progress.step("verified shards", done, total)
+        self.faults.extend(self.found.pieces.findings, "documents.parquet")
         if reader.count_surplus():
             past = f"has rows past the {len(order.groups)} of each of {n_packs} packs"
             self.faults.extend([(MeasuresInvalid, past)], MEASURES_FILE)
         reader.close()
+
+    def _marked(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return list(self.found.pieces.mark(rows, knows_lost="rejects.parquet" in self.found.rows))
 
     def _tasks(self, reader: MeasuresReader, per_pack: int, independent: Container[int]) -> Iterator[ShardTask]:
         """One task per shard, made when a process is free for it, so that few shards' rows are in memory twice."""
@@ -183,10 +192,13 @@ class _Dataset:
                     tokenizer=self.manifest.tokenizer,
                     model=self.manifest.model,
                     pack_rows=None if packs is None else packs.rows(first, first + n_packs).to_pylist(),
-                    document_rows=None if documents is None else documents.of_packs(first, first + n_packs),
+                    document_rows=None
+                    if documents is None
+                    else self._marked(documents.of_packs(first, first + n_packs)),
                     measure_rows=reader.of_packs(first, min(first + n_packs, total)),
                     measures_per_pack=per_pack,
                     independent=independent,
+                    marks=self.marks,
                 )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -22,7 +21,6 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults
 from preshard.schemas.errors import (
     AnnotationsInvalid,
-    CarriedFileChanged,
     DocumentLost,
     FiguresInvalid,
     FileUnknown,
@@ -31,7 +29,7 @@ from preshard.schemas.errors import (
     ShardMissing,
     TableMissing,
 )
-from preshard.schemas.manifest import BESIDE, ENERGON, FIGURES, MANIFEST, MODEL, RUN, SHARDS, TOKENIZER, WORK, Manifest
+from preshard.schemas.manifest import BESIDE, ENERGON, FIGURES, MANIFEST, MODEL, RUN, SHARDS, WORK, Manifest
 from preshard.schemas.tables import TABLES
 
 
@@ -45,6 +43,9 @@ def check_manifest(manifest: Manifest) -> Iterator[Finding]:
         token = getattr(tokenizer, field)
         if token is not None and token >= tokenizer.vocab_size:
             yield ManifestInvalid, f"tokenizer.{field} is {token}, not below vocab_size {tokenizer.vocab_size}"
+    for field in ("masks", "bidirectional") if manifest.model else ():
+        if field in manifest.model.model_fields_set and getattr(manifest.model, field) is None:
+            yield ManifestInvalid, f"model.{field} is null, which is said by leaving it out"
     for field in ("row_ids", "group_ids") if manifest.model else ():
         for token in getattr(manifest.model, field):
             if token >= tokenizer.vocab_size:
@@ -84,30 +85,6 @@ def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str,
             yield name, (FileUnknown, "is not a file of the format; a job that was killed leaves .tmp- files behind")
 
 
-def check_carried(manifest: Manifest, read: Callable[[str], bytes | None]) -> Iterator[tuple[str, Finding]]:
-    """Files of the tokenizer and the model are those that the manifest lists, and that made the tokens.
-
-    Args:
-        manifest: the manifest.
-        read: the bytes of a file by its path in the dataset; None if it is not there.
-    """
-    made = {} if manifest.model is None else dict(manifest.model.files)
-    made[TOKENIZER] = manifest.tokenizer.sha256
-    for entry in manifest.carried:
-        name = f"{MODEL}/{entry.name}"
-        if made.get(entry.name, entry.sha256) != entry.sha256:
-            yield (
-                name,
-                (CarriedFileChanged, "is listed with a SHA-256 that differs from the file used for packing"),
-            )
-        content = read(name)
-        if content is None:
-            yield name, (CarriedFileChanged, "is not there")
-        elif len(content) != entry.bytes or (digest := hashlib.sha256(content).hexdigest()) != entry.sha256:
-            found = f"{len(content)} bytes" if len(content) != entry.bytes else f"the SHA-256 {digest}"
-            yield name, (CarriedFileChanged, f"has {found}; the manifest gives {entry.bytes} bytes and {entry.sha256}")
-
-
 def check_counts(manifest: Manifest, derived: Mapping[str, int]) -> Iterator[Finding]:
     """The manifest's totals follow from the tables that can be read.
 
@@ -140,6 +117,13 @@ def check_total(manifest: Manifest, packed: int, rejected: int) -> Iterator[Find
         yield DocumentLost, f"of {source} source documents {packed} are packed and {rejected} rejected"
     elif packed + rejected > source:
         yield ManifestContradiction, f"{packed} documents are packed and {rejected} rejected, of {source} in the source"
+
+
+def check_numbered(manifest: Manifest, named: int) -> Iterator[Finding]:
+    """No more documents got a number behind their id than there are ids with one, and documents that were left out."""
+    most = named + manifest.counts.left_out
+    if manifest.counts.numbered > most:
+        yield ManifestContradiction, f"counts.numbered is {manifest.counts.numbered}; {most} ids end in #2, #3 ..."
 
 
 def check_dataset_id(manifest: Manifest, derived: str) -> Iterator[Finding]:

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.verify.independent.marks import Marks
+from preshard.packer_service.verify.pieces import MAY_BE_CUT
 from preshard.packer_service.verify.sample.rows import Expected
 from preshard.packer_service.verify.sample.sample import SampleCheck
 from preshard.packer_service.verify.tar import RawSample, TarScan
@@ -19,12 +21,16 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged, ShardMissing
 from preshard.schemas.manifest import SHARDS, ModelEntry, ShardEntry, TokenizerEntry
 
+OF_TABLE = ("pack_id", "truncated_tokens", MAY_BE_CUT)
+"""What the rows of documents say and ``KEY.json`` does not."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardTask:
     """A shard and what the manifest and the tables say of it. Rows are None where their table cannot be read.
 
-    ``independent`` are the packs whose figures are derived without the writer's functions.
+    ``independent`` are the packs whose figures are derived without the writer's functions, and ``marks`` those of units
+    and times, None where nothing says them.
     """
 
     location: str
@@ -37,6 +43,7 @@ class ShardTask:
     measure_rows: pa.Table | None
     measures_per_pack: int
     independent: Container[int] = ()
+    marks: Marks | None = None
 
     @property
     def file(self) -> str:
@@ -45,18 +52,15 @@ class ShardTask:
     def expected(self, index: int) -> Expected:
         """What the manifest and the tables say of one sample of the shard."""
         pack_id, rows, per_pack = self.entry.first_pack + index, self.pack_rows, self.measures_per_pack
+        known = self.document_rows is not None
+        own = [row for row in self.document_rows or () if row["pack_id"] == pack_id]
         return Expected(
             pack_id=pack_id,
             shard=self.entry.name,
             index_in_shard=index,
             pack_row=rows[index] if rows is not None and index < len(rows) else None,
-            document_rows=None
-            if self.document_rows is None
-            else [
-                {name: value for name, value in row.items() if name not in ("pack_id", "truncated_tokens")}
-                for row in self.document_rows
-                if row["pack_id"] == pack_id
-            ],
+            document_rows=[{name: row[name] for name in row if name not in OF_TABLE} for row in own] if known else None,
+            may_be_cut=[row[MAY_BE_CUT] for row in own] if known else None,
             measure_rows=None if self.measure_rows is None else self.measure_rows.slice(index * per_pack, per_pack),
             independent=pack_id in self.independent,
         )
@@ -108,7 +112,7 @@ def _check_sample(task: ShardTask, raw: RawSample, before: list[int], verdict: S
         verdict.faults.extend([(MembersInvalid, f"{raw.key!r:.80} at byte {raw.offset} {wrong}")], task.file)
         return
     before.append(index)
-    check = SampleCheck(config=task.config, tokenizer=task.tokenizer, model=task.model)
+    check = SampleCheck(config=task.config, tokenizer=task.tokenizer, model=task.model, marks=task.marks)
     verdict.faults.extend(check.run(raw, task.expected(index)), task.file, raw.key)
     verdict.checked["packs"] += 1
     verdict.checked["independent"] += check.independently

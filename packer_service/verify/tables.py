@@ -22,7 +22,8 @@ from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.connect import connect
 from preshard.packer_service.tables.rows import read_groups
-from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_total
+from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_numbered, check_total
+from preshard.packer_service.verify.pieces import LaterPieces
 from preshard.packer_service.verify.scan import (
     MEASURES_FILE,
     PART_ROWS,
@@ -64,6 +65,8 @@ SELECT count(*) FILTER (pieces > 0) AS packed,
   coalesce(sum(own + again), 0)::BIGINT + count(*) FILTER (pieces = 0 AND written > 0) AS rejected FROM ids
 """
 
+_NUMBERED = "SELECT count(*) FILTER (regexp_matches(doc_id, '#([2-9]|[1-9][0-9]+)$')) AS named FROM ids"
+
 _RULES = (
     (DocumentTwice, "own > 1", "is rejected {own} times"),
     (DocumentTwice, "own > 0 AND pieces > 0", "is packed, and rejected with {own_code}"),
@@ -94,6 +97,15 @@ _REPEATED = (
 """Rows of documents that there may not be."""
 
 
+_UNEVEN = """
+SELECT doc_id, piece, count(DISTINCT epoch) AS epochs, count(DISTINCT copy_number) AS copies, count(*) AS n,
+  max(copy_number) + 1 AS numbers FROM documents
+WHERE doc_id NOT IN (SELECT doc_id FROM rejects WHERE stage = 'write')
+GROUP BY doc_id, piece HAVING epochs <> {epochs} OR copies <> numbers OR n <> epochs * copies ORDER BY ALL
+"""
+"""Documents that are not as often in one epoch as in the next, or whose copies are not numbered from 0."""
+
+
 Ask = Callable[[str], Iterable[dict[str, Any]]]
 """Gives the rows of an answer about the tables ``documents`` and ``rejects``."""
 
@@ -117,6 +129,10 @@ def check_documents(ask: Ask, config: PackConfig) -> Iterator[Finding]:
     for sql, said in _REPEATED:
         for row in ask(f"{sql} ORDER BY ALL"):
             yield DocumentTwice, said.format(**row)
+    if config.epochs > 1 or config.mixture:
+        for row in ask(_UNEVEN.format(epochs=config.epochs)):
+            found = "{n} times, in {epochs} epochs, as {copies} copies numbered below {numbers}".format(**row)
+            yield DocumentLost, f"document {row['doc_id']!r}, piece {row['piece']}, is packed {found}"
     broken, whole = [condition for _, condition, _ in _RULES], "0" if config.oversize == "split" else "written"
     for row in ask(
         f"{_BY_ID} SELECT [{', '.join(broken)}] AS broken, * FROM (SELECT *, {whole} AS whole FROM ids) "
@@ -149,10 +165,12 @@ class TablesFound:
     Attributes:
         rows: of each table that is usable.
         spans: the packs of neighbouring documents; None where the table is not usable.
+        pieces: the pieces behind which something was cut away.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
     spans: list[PackSpan] | None = None
+    pieces: LaterPieces = field(default_factory=LaterPieces)
 
 
 class TableCheck:
@@ -203,7 +221,9 @@ class TableCheck:
                 self._sums[count] += pc.sum(part[column]).as_py() or 0
             if name == "documents.parquet":
                 self._order.add(part)
+                self._found.pieces.add_documents(part)
             if name == "rejects.parquet":
+                self._found.pieces.add_rejects(part)
                 self._lost_in_writing += pc.sum(pc.equal(part["stage"], "write")).as_py() or 0
                 self._sums["duplicates"] += pc.sum(pc.is_in(part["code"], pa.array(DUPLICATES))).as_py() or 0
             yield part
@@ -219,6 +239,9 @@ class TableCheck:
                 packed, rejected = count_documents(ask)
                 if has_rejects:
                     findings += check_total(self._manifest, packed, rejected)
+                    if self._manifest.counts.numbered:
+                        [named] = ask(_BY_ID + _NUMBERED)
+                        findings += check_numbered(self._manifest, named["named"])
                     self._faults.extend(check_documents(ask, self._config), "documents.parquet")
         self._faults.extend([*check_counts(self._manifest, self._derived(packed)), *findings], MANIFEST)
         if has_documents:

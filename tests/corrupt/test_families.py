@@ -65,6 +65,11 @@ def _row_on_another_token(data: Any) -> None:
     sample.sequence["tokens"][_first_row(sample)] = next(number for number in range(9) if number not in rows)
 
 
+def _still_on_the_token_of_videos(data: Any) -> None:
+    sample = data.sample_where(lambda s: s.head["units"] and s.head["units"][0]["kind"] == "image")
+    sample.sequence["tokens"][sample.sequence["pool_ids"] >= 0] = data.manifest["model"]["row_ids"][1]
+
+
 def _shifted_position(data: Any) -> None:
     sample = _shown(data)
     sample.sequence["position_ids"][0, _first_row(sample)] += 1
@@ -126,13 +131,22 @@ OF_ALL: list[Case] = [
     (_other_group, "P10", ("S6",)),  # groups are part of the mask, and the pack's cost follows from it
 ]
 OF_TILES: list[Case] = [
-    (change, "P19", ()) for change in (_turned, _one_tile_more, _a_frame_of_two_tiles, _two_moments, _other_inputs)
+    *((change, "P19", ()) for change in (_turned, _one_tile_more, _a_frame_of_two_tiles, _two_moments)),
+    (_other_inputs, "P19", ("D14",)),
 ]
 
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    [(family, case) for names, cases in ((YOUNGER, OF_ALL), (TILED, OF_TILES)) for family in names for case in cases],
+    [
+        *(
+            (family, case)
+            for names, cases in ((YOUNGER, OF_ALL), (TILED, OF_TILES))
+            for family in names
+            for case in cases
+        ),
+        *((family, (_still_on_the_token_of_videos, "P9", ())) for family in ("qwen3_5", "gemma4")),
+    ],
 )
 def test_a_broken_rule_of_the_family_is_named(
     family: str, case: Case, copy_for: Callable[[str], Any], assert_breaks: Callable[..., Verdict]
@@ -160,4 +174,4 @@ def test_settings_that_the_rows_do_not_follow_from_are_named(
     else:
         settings["overlap_margins"] = wrong
     data.save()
-    assert_breaks(data, "P19")
+    assert_breaks(data, "P19", "D14")

@@ -69,7 +69,7 @@ def configuration_with_a_key_left_to_its_default(data: Any) -> None:
     data.write_manifest(data.manifest)
 
 
-@breaks("D2")
+@breaks("D2", "D14")
 def token_outside_of_the_vocabulary(data: Any) -> None:
     data.manifest["tokenizer"]["eos_id"] = data.manifest["tokenizer"]["vocab_size"]
     data.seal()
@@ -107,7 +107,7 @@ def carried_files_of_an_older_version(data: Any) -> None:
     data.write_manifest({**data.manifest, "format_version": 2})
 
 
-@breaks("D7")
+@breaks("D7", "D14")
 def file_beside_the_carried_ones(data: Any) -> None:
     carry(data, "config.json", b"{}", written=b"{}")
     (data.path / "model" / "added_tokens.json").write_bytes(b"{}")
@@ -273,7 +273,7 @@ def _reject(data: Any, **values: str) -> None:
     data.save()
 
 
-@breaks("D8")
+@breaks("D8", "D10")
 def copies_of_a_document_in_one_pack(data: Any) -> None:
     """Under one id and two numbers, so that neither is packed twice."""
     sample = data.sample_where(lambda s: len(s.head["documents"]) > 1)
@@ -415,6 +415,19 @@ def test_faults_of_one_rule_are_listed_twenty_times_and_counted_beyond(editable:
     assert json.loads(json.dumps(verdict.as_json()))["sound"] is False
 
 
+def numbered_copy(data: Any) -> None:
+    """A document that is taken once, as its second copy."""
+    span = data.samples()[0].head["documents"][0]
+    data.manifest["config"]["mixture"] = {span["source"]: 2.0}
+    elsewhere(data, "copy_number")
+
+
+def elsewhere(data: Any, name: str) -> None:
+    """Says of a document that it is of another copy or epoch than there is."""
+    data.samples()[0].head["documents"][0][name] = 1
+    data.relist()
+
+
 CASES = [
     ("D1", "no manifest", lambda data: (data.path / "manifest.json").unlink()),
     ("D2", "manifest is not json", lambda data: (data.path / "manifest.json").write_bytes(b"{")),
@@ -431,11 +444,23 @@ CASES = [
 
 
 SEALED = [
+    *(
+        (
+            ("D14", "P4"),
+            f"tokenizer of another {name}",
+            lambda data, name=name, value=value: put(data.manifest["tokenizer"], name, value),
+        )
+        for name, value in (
+            *(("bos_id", 3), ("bos_id", None), ("eos_id", 3), ("pad_id", 3), ("vocab_size", 2**18)),
+            *(("name", "other"), ("chat_template_sha256", "0" * 64)),
+        )
+    ),
     ("D11", "carried file that is missing", lambda data: carry(data, "config.json", b"{}", written=None)),
     ("D11", "carried file that changed", lambda data: carry(data, "config.json", b"{}", written=b"[]")),
     ("D11", "carried tokenizer of another dataset", lambda data: carry(data, "tokenizer.json", b"{}", written=b"{}")),
     ("D3", "more tokens counted than there are", lambda data: add(data.manifest["counts"], "tokens", 1)),
     ("D3", "duplicates that were not rejected", lambda data: add(data.manifest["counts"], "duplicates", 1)),
+    ("D3", "numbers that no id has", lambda data: put(data.manifest["counts"], "numbered", 1)),
     ("D3", "documents and rejected that are not all", lambda data: add(data.manifest["counts"], "rejected", 1)),
     (("D3", "S5", "S6"), "shard that is not full", lambda data: add(data.manifest["shards"][0], "packs", -1)),
     ("D3", "shards of fewer packs than configured", lambda data: add(data.manifest["config"], "packs_per_shard", 1)),
@@ -447,5 +472,9 @@ SAVED = [
     ("D6", "reject without a code", lambda data: put(data.tables[REJECTS][0], "code", None)),
     ("D6", "reject with an unknown code", lambda data: put(data.tables[REJECTS][0], "code", "ugly")),
     ("D10", "document of another source", lambda data: put(data.tables["documents.parquet"][0], "source", "elsewhere")),
+    ("D9", "documents that are not in each epoch", lambda data: put(data.manifest["config"], "epochs", 2)),
+    ("D9", "copy without those before it", numbered_copy),
+    ("D10", "document of an epoch that is not taken", lambda data: elsewhere(data, "epoch")),
+    ("D10", "document of a copy that is not taken", lambda data: elsewhere(data, "copy_number")),
     (("D10", "D9", "D3"), "document left out of the table", lambda data: data.tables["documents.parquet"].pop()),
 ]

@@ -660,6 +660,103 @@ def time_step_where_positions_have_one_axis(data: Any) -> None:
     pictured(data).head["units"][0]["time_step"] = 1.0
 
 
+@breaks("P1")
+def label_cut_of_a_whole_document(data: Any) -> None:
+    data.samples()[0].head["documents"][0]["label_cut"] = True
+
+
+@breaks("P1")
+def clip_cut_of_a_whole_document(data: Any) -> None:
+    clips(data).head["documents"][0]["medium_cut"] = True
+
+
+@breaks("P1")
+def preference_that_is_false(data: Any) -> None:
+    data.samples()[0].head["documents"][0]["preference"] = False
+
+
+@breaks("P9")
+def text_that_is_the_image_token(data: Any) -> None:
+    sample = pictured(data)
+    arrays = sample.sequence
+    is_text = (arrays["doc_ids"] >= 0) & (arrays["pool_ids"] < 0) & (np.roll(arrays["labels"], 1) == -100)
+    inside = [(unit["start"], unit["end"]) for unit in sample.head["units"]]
+    free = [at for at in np.flatnonzero(is_text) if not any(start <= at < end for start, end in inside)]
+    arrays["tokens"][free[1]] = data.manifest["tokenizer"]["image_id"]
+
+
+def clips(data: Any) -> Any:
+    """A sample with a document of frames, of several units."""
+    return data.sample_where(lambda s: sum(unit["kind"] == "frame" for unit in s.head["units"]) > 2)
+
+
+@breaks("P16")
+def clip_that_begins_behind_its_start(data: Any) -> None:
+    """Its first frame would be in time before the second."""
+    sample = clips(data)
+    first = next(i for i, image in enumerate(sample.head["images"]) if image["timestamp"] is not None)
+    sample.head["images"][first]["timestamp"] = sample.head["images"][first + 1]["timestamp"] / 2
+
+
+@breaks("P19")
+def one_video_as_two(data: Any) -> None:
+    sample = clips(data)
+    frames = [unit for unit in sample.head["units"] if unit["kind"] == "frame"]
+    for unit in frames[1:]:
+        unit["medium"] += unit["document"] == frames[0]["document"]
+
+
+@breaks("P19")
+def frame_of_several_pictures(data: Any) -> None:
+    for unit in clips(data).head["units"]:
+        unit["kind"] = unit["kind"].replace("frame", "frames")
+
+
+@breaks("P16")
+def bytes_behind_a_picture(data: Any) -> None:
+    crops = pictured(data).crops
+    crops[0] += b"more"
+
+
+@breaks("P16")
+def picture_that_says_how_to_turn_it(data: Any) -> None:
+    crops = pictured(data).crops
+    with Image.open(io.BytesIO(crops[0])) as picture:
+        turned, out = Image.Exif(), io.BytesIO()
+        turned[0x0112] = 6
+        picture.save(out, "JPEG", exif=turned, quality=90)
+    crops[0] = out.getvalue()
+
+
+@breaks("P20")
+def value_behind_the_end_of_a_document(data: Any) -> None:
+    sample = with_column(data)
+    span = sample.head["documents"][0]
+    sample.sequence["columns.value"][span["start"] + span["length"] - 1] = 1
+
+
+@breaks("P22")
+def mark_that_is_another_token(data: Any) -> None:
+    sample = pictured(data)
+    sample.sequence["tokens"][sample.head["units"][0]["end"] - 1] = 5
+
+
+@breaks("P22")
+def unit_without_its_last_mark(data: Any) -> None:
+    pictured(data).head["units"][0]["end"] -= 1
+
+
+@breaks("P22")
+def unit_with_a_token_of_text(data: Any) -> None:
+    pictured(data).head["units"][0]["start"] -= 1
+
+
+@breaks("P23")
+def times_that_are_twice_what_is_written(data: Any) -> None:
+    for image in clips(data).head["images"]:
+        image["timestamp"] = image["timestamp"] and 2 * image["timestamp"]
+
+
 CASES = [
     ("P1", "head of another pack", lambda data: put(data.samples()[2].head, "pack_id", 7)),
     ("P1", "head with an unknown field", lambda data: put(data.samples()[0].head, "more", 1)),
@@ -669,6 +766,8 @@ CASES = [
     ("P20", "column that is missing", lambda data: drop(with_column(data).sequence, "columns.value")),
     ("P20", "column of another type", lambda data: with_column(data, np.int32)),
     ("P20", "column that is not finite", lambda data: put(with_column(data).sequence["columns.value"], 0, np.nan)),
+    ("P3", "more crops than a pack may have", lambda data: put(data.manifest["config"], "max_images", 1)),
+    ("P3", "more patches than a pack may have", lambda data: put(data.manifest["config"], "max_patches", 16)),
     ("P6", "position off by one", lambda data: add(data.samples()[0].sequence["position_ids"], (0, 3), 1)),
     ("P8", "weight without label", lambda data: put(data.samples()[0].sequence["loss_weights"], 0, 1)),
     ("P9", "bounds that disagree", lambda data: add(pictured(data).head["cum_token_pooling_bounds"], 0, 1)),

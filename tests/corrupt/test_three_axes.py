@@ -41,6 +41,8 @@ def for_a_model(packed: Callable[..., Path], editable_of: Callable[[Path], Any],
         "settings": {"encoder": _encoder(data.manifest["config"]["cost"]), "tokens_per_second": PER_SECOND},
     }
     for sample in data.samples():
+        for unit in sample.head["units"]:
+            unit["kind"] = unit["kind"].replace("frame", "frames")
         _set_time_steps(sample)
         _with_three_axes(sample, [image_id, *marks])
         data.derive(sample)
@@ -168,8 +170,8 @@ def _patch_more(data: Any) -> None:
 
 def _frames(data: Any) -> list[dict[str, Any]]:
     """The units of a video of several frames."""
-    sample = data.sample_where(lambda s: any(unit["kind"] == "frame" for unit in s.head["units"]))
-    first = next(unit for unit in sample.head["units"] if unit["kind"] == "frame")
+    sample = data.sample_where(lambda s: any(unit["kind"] == "frames" for unit in s.head["units"]))
+    first = next(unit for unit in sample.head["units"] if unit["kind"] == "frames")
     video = (first["document"], first["medium"])
     units = [unit for unit in sample.head["units"] if (unit["document"], unit["medium"]) == video]
     assert len(units) > 2
@@ -199,7 +201,7 @@ def _size_that_the_picture_has_not(data: Any) -> None:
 
 
 def _id_outside_of_the_vocabulary(data: Any) -> None:
-    data.manifest["model"]["row_ids"].append(data.manifest["tokenizer"]["vocab_size"])
+    data.manifest["model"]["group_ids"].append(data.manifest["tokenizer"]["vocab_size"])
 
 
 @pytest.mark.parametrize(

@@ -163,10 +163,18 @@ def test_corrupt_dataset(
 CASES = [
     ("P11", "layout without window needs", lambda data: drop(data.samples()[0].layouts, "zigzag.ring2.window_needs")),
     (
-        ("P11", "P17", "D3", "S6"),
+        ("P11", "P17", "D3", "S6", "D14"),
         "masks that the manifest does not name",
         lambda data: drop(data.manifest["model"], "masks"),
     ),
-    (("P13", "P17", "S6"), "window of another size", lambda data: add(data.manifest["model"]["masks"], "window", 60)),
-    (("P17", "S6"), "layers of another weight", lambda data: add(data.manifest["model"]["masks"], "full_layers", 1)),
+    (
+        ("P13", "P17", "S6", "D14"),
+        "window of another size",
+        lambda data: add(data.manifest["model"]["masks"], "window", 60),
+    ),
+    (
+        ("P17", "S6", "D14"),
+        "layers of another weight",
+        lambda data: add(data.manifest["model"]["masks"], "full_layers", 1),
+    ),
 ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from preshard.packer_service.verify.independent.formulas import derive_positions
 from preshard.packer_service.verify.sample.units import rows_in_tokens, unit_of_row
@@ -55,7 +56,10 @@ def check_tokens(sequence: PackedSequence, tokenizer: TokenizerEntry) -> Iterato
 
 
 def check_spans(spans: list[DocumentSpan], config: PackConfig) -> Iterator[Finding]:
-    """Spans lie in order, aligned, without overlap, inside the pack."""
+    """Spans lie in order, aligned, without overlap, inside the pack, and show no more than it may."""
+    for name, most in (("n_images", config.max_images), ("n_patches", config.max_patches)):
+        if most is not None and (shown := sum(getattr(span, name) for span in spans)) > most:
+            yield SpansInvalid, f"{name} of all documents are {shown}, more than max_{name.removeprefix('n_')} {most}"
     free_from, step = 0, config.alignment
     for number, span in enumerate(spans):
         name = f"documents[{number}]"
@@ -158,11 +162,17 @@ def check_weights(sequence: PackedSequence) -> Iterator[Finding]:
     yield from _where(WeightsInvalid, "loss_weights", weights, wrong, legal)
 
 
-def check_columns(sequence: PackedSequence) -> Iterator[Finding]:
-    """Values of columns are finite, and 0 in padding and where a branch ends inside its document."""
+def check_columns(
+    sequence: PackedSequence, spans: Sequence[DocumentSpan], may_be_cut: Sequence[bool] | None
+) -> Iterator[Finding]:
+    """Values of columns are finite, and 0 in padding, where a branch ends inside its document, and at the end of a
+    document of which nothing lies behind (``may_be_cut``: of each span; None where that is not known).
+    """
     doc, branch = sequence.doc_ids, sequence.branch_ids
     ends = np.zeros(sequence.seq_len, np.bool_)
     ends[:-1] = (doc[1:] == doc[:-1]) & (branch[1:] != branch[:-1])
+    whole = zip(spans, may_be_cut or [True] * len(spans), strict=False)
+    ends[[span.start + span.length - 1 for span, has_more in whole if not has_more]] = True
     for name, values in sequence.columns.items():
         of_token = values.reshape(sequence.seq_len, -1)
         where = f"columns.{name}"
@@ -188,8 +198,12 @@ def check_pooling(sequence: PackedSequence, head: SampleHead, row_ids: Sequence[
         return
     pooled, tokens = sequence.pool_ids != NOT_POOLED, sequence.tokens
     legal = f"the image token {' or '.join(map(str, row_ids))} (a vision feature fills it)"
-    yield from _where(PoolingInvalid, "tokens", tokens, pooled & ~np.isin(tokens, row_ids), legal)
+    is_row = np.isin(tokens, row_ids)
+    yield from _where(PoolingInvalid, "tokens", tokens, pooled & ~is_row, legal)
+    without = is_row & ~pooled & (sequence.doc_ids != PADDING_DOC)
+    yield from _where(PoolingInvalid, "tokens", tokens, without, "another token (no row fills it)")
     unit = unit_of_row(head)[rows]
+    yield from _check_kinds(sequence, head, row_ids, at, unit)
     owner = np.full(sequence.seq_len, PADDING_DOC, np.int64)
     owner[at] = np.array([each.document for each in head.units], np.int64)[unit]
     wrong_doc = pooled & (sequence.doc_ids != owner)
@@ -197,6 +211,29 @@ def check_pooling(sequence: PackedSequence, head: SampleHead, row_ids: Sequence[
     apart = (np.diff(unit) == 0) & (np.diff(sequence.branch_ids[at]) != 0)
     if apart.any():
         yield PoolingInvalid, f"unit {unit[:-1][apart][0]} lies in two branches, at token {at[1:][apart][0]}"
+
+
+def _check_kinds(
+    sequence: PackedSequence,
+    head: SampleHead,
+    row_ids: Sequence[int],
+    at: Int64[np.ndarray, "rows"],
+    unit: Int64[np.ndarray, "rows"],
+) -> Iterator[Finding]:
+    """Where a model has one token for rows of stills and another for those of frames, each row is on its own.
+
+    Args:
+        sequence, head: of the sample.
+        row_ids: of stills, then of frames where these have their own.
+        at: the tokens that rows fill.
+        unit: the unit of each.
+    """
+    if len(row_ids) == 2:
+        asked = np.full(sequence.seq_len, row_ids[1], np.int64)
+        is_still = np.array([each.kind == "image" for each in head.units], bool)
+        asked[at[is_still[unit]]] = row_ids[0]
+        found = np.isin(sequence.tokens, row_ids) & (sequence.pool_ids != NOT_POOLED)
+        yield from _where(PoolingInvalid, "tokens", sequence.tokens, found & (sequence.tokens != asked), asked)
 
 
 def check_groups(

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from preshard.packer_service.verify.independent.formulas import least_largest_load
+from preshard.packer_service.verify.sample.bare import find_extra
 from preshard.packer_service.verify.tar import Member
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
@@ -101,9 +102,16 @@ def rank_loads(head: SampleHead, size: str, model: ModelEntry | None) -> list[in
 
 
 def check_places(
-    head: SampleHead, members: Sequence[Member], config: PackConfig, model: ModelEntry | None
+    head: SampleHead,
+    members: Sequence[Member],
+    config: PackConfig,
+    model: ModelEntry | None,
+    may_be_cut: Sequence[bool] | None,
 ) -> Iterator[Finding]:
-    """``images`` lists the crops that lie in the tar, with their documents and units, which must be sound."""
+    """``images`` lists the crops that lie in the tar, with their documents and units, which must be sound.
+
+    ``may_be_cut`` says of each span whether something of its document lies elsewhere; None where that is not known.
+    """
     listed, bounds = head.images, np.array(head.cum_image_bounds, np.int64)
     total = int(bounds[-1]) if len(bounds) else 0
     if len(listed) != total or len(members) != total:
@@ -124,13 +132,15 @@ def check_places(
         for name, value in asked.items():
             if getattr(image, name) != value:
                 yield ImagesInvalid, f"images[{number}].{name} is {getattr(image, name)!r}, not {value!r}"
-    yield from _check_timestamps(head)
+    yield from _check_timestamps(head, may_be_cut or [True] * len(head.documents))
 
 
-def _check_timestamps(head: SampleHead) -> Iterator[Finding]:
-    """Null for a still image; of a document's frames, each is later than the one before it, or begins a clip at 0."""
+def _check_timestamps(head: SampleHead, may_be_cut: Sequence[bool]) -> Iterator[Finding]:
+    """Null for a still image; of a document's frames, each is later than the one before it, or begins a clip at 0, as
+    the first one of a whole document does.
+    """
     before: float | None = None
-    bounds, document = [0, *head.cum_image_bounds], 0
+    bounds, document = [0, *head.cum_image_bounds], -1
     crops = ((unit, number) for unit in head.token_order for number in range(bounds[unit], bounds[unit + 1]))
     for unit, number in crops:
         now, name = head.images[number].timestamp, f"images[{number}].timestamp"
@@ -139,9 +149,10 @@ def _check_timestamps(head: SampleHead) -> Iterator[Finding]:
             yield ImagesInvalid, f"{name} is {now}, neither null nor a time in a clip"
         if (now is None) != (kind == "image"):
             yield ImagesInvalid, f"{name} is {now}, and its unit's kind is {kind}; null is for a still image"
-        if document != (document := head.units[unit].document):
-            before = None
-        if now is not None and before is not None and 0 < now <= before:
+        is_first = document != (document := head.units[unit].document)
+        if is_first and now and not any(may_be_cut[document : document + 1]) and not head.documents[document].piece:
+            yield ImagesInvalid, f"{name} is {now}, not 0, where the clip of a whole document starts"
+        if not is_first and now is not None and before is not None and 0 < now <= before:
             yield ImagesInvalid, f"{name} is {now}, not after {before}, nor 0 at a clip's start"
         before = now
 
@@ -149,7 +160,7 @@ def _check_timestamps(head: SampleHead) -> Iterator[Finding]:
 def check_pixels(
     members: Sequence[Member], sizes: Sequence[tuple[int, int] | None], config: PackConfig
 ) -> Iterator[Finding]:
-    """Every crop decodes as an RGB image of the configured format and of its size; None where that is not known."""
+    """Every crop decodes as an RGB image of the configured format and of its size (None: not known), and is no more."""
     for member, size in zip(members, sizes, strict=True):
         if wrong := _wrong_pixels(member.data, size, config):
             yield ImagesInvalid, f"{member.name}: {wrong}"
@@ -167,6 +178,7 @@ def _wrong_pixels(data: bytes, size: tuple[int, int] | None, config: PackConfig)
                 # At an eighth, a JPEG decoder still reads every byte of its entropy code, which is where damage shows.
                 image.draft("RGB", (1, 1))
                 image.load()
+        extra = find_extra(data, config.image_format)
     except Exception as error:  # a damaged picture can surface as nearly any exception
         return f"does not decode as {kind} ({type(error).__name__}: {error})"
-    return ""
+    return f"holds {extra}; a crop is the picture alone" if extra else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,7 +36,8 @@ from preshard.schemas.tables import DOCUMENTS
 class Expected:
     """What the manifest and the tables say of a sample. None where the table itself cannot be read.
 
-    ``independent`` asks for figures that share no code with the writer's.
+    ``may_be_cut`` says of each row whether a part of its document may lie behind it: tokens that were lost, or another
+    piece. ``independent`` asks for figures that share no code with the writer's.
     """
 
     pack_id: int
@@ -43,8 +45,45 @@ class Expected:
     index_in_shard: int
     pack_row: dict[str, Any] | None
     document_rows: list[dict[str, Any]] | None
+    may_be_cut: list[bool] | None
     measure_rows: pa.Table | None
     independent: bool = False
+
+
+LEFT_OUT: dict[str, object] = {"columns": None, "preference": False}
+"""Fields of a span that are left out where they say this."""
+
+
+def check_spelling(head: SampleHead) -> Iterator[Finding]:
+    """No field says what leaving it out says."""
+    for number, span in enumerate(head.documents):
+        for name, value in LEFT_OUT.items():
+            if name in span.model_fields_set and getattr(span, name) == value:
+                yield SampleHeadInvalid, f"documents[{number}].{name} is {value!r}, which is said by leaving it out"
+
+
+def check_cuts(head: SampleHead, may_be_cut: Sequence[bool]) -> Iterator[Finding]:
+    """Only a span that something of its document lies behind was cut, and a video that goes on is its last."""
+    for number, (span, has_more) in enumerate(zip(head.documents, may_be_cut, strict=False)):
+        for name in ("label_cut", "medium_cut"):
+            if getattr(span, name) and not has_more:
+                why = "no token was lost behind it, and no other piece follows"
+                yield SampleHeadInvalid, f"documents[{number}].{name} is true, and {why}"
+        kinds = {head.units[unit].document: head.units[unit].kind for unit in head.token_order}
+        if span.medium_cut and kinds.get(number, "image") == "image":
+            yield SampleHeadInvalid, f"documents[{number}].medium_cut is true, and its last unit is of no video"
+
+
+def check_places(head: SampleHead, config: PackConfig) -> Iterator[Finding]:
+    """Epochs and copies are as many as the configuration takes."""
+    weights = dict(config.mixture)
+    for number, span in enumerate(head.documents):
+        most = {"epoch": config.epochs, "copy_number": math.ceil(weights.get(span.source, 1))}
+        for name, end in most.items():
+            if getattr(span, name) >= end:
+                of = "epochs" if name == "epoch" else "the weight of its source"
+                found = getattr(span, name)
+                yield DocumentRowInvalid, f"documents[{number}].{name} is {found}, not below {end}, by {of}"
 
 
 def check_document_rows(

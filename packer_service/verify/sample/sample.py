@@ -13,7 +13,8 @@ from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.layout.needs import key_blocks_needed
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.verify.independent.attention import LayoutLoads, layout_loads, whole_mask
-from preshard.packer_service.verify.sample import arrays, images, layouts, rows, units
+from preshard.packer_service.verify.independent.marks import Marks
+from preshard.packer_service.verify.sample import arrays, images, layouts, marks, rows, units
 from preshard.packer_service.verify.sample.rows import Expected
 from preshard.packer_service.verify.tar import Member, RawSample
 from preshard.packer_service.verify.verdict import Finding
@@ -33,6 +34,7 @@ from preshard.schemas.errors import (
     LayoutNotPartition,
     LayoutSchemeInvalid,
     LayoutsInvalid,
+    MarksInvalid,
     MeasuresInvalid,
     MemberChanged,
     MembersInvalid,
@@ -44,6 +46,7 @@ from preshard.schemas.errors import (
     SampleHeadInvalid,
     SequenceInvalid,
     SpansInvalid,
+    TimesInvalid,
     UnitsInvalid,
     WeightsInvalid,
 )
@@ -101,7 +104,9 @@ class SampleCheck:
     config: PackConfig
     tokenizer: TokenizerEntry
     model: ModelEntry | None = None
+    marks: Marks | None = None
     findings: list[Finding] = field(default_factory=list)
+    written: PackedSequence | None = None
     figures: MaskFigures | None = None
     window_figures: MaskFigures | None = None
     loads: dict[str, LayoutLoads] = field(default_factory=dict)
@@ -138,7 +143,7 @@ class SampleCheck:
             self.figures = derive(mask if masks is None or masks.groups == "all" else drop_groups(mask))
             self.window_figures = None if masks is None else derive(mask, masks.window)
         spans_hold = head is not None and self._head(head, expected)
-        units_hold = head is not None and self._units(head, spans_hold=spans_hold)
+        units_hold = head is not None and self._units(head, expected, spans_hold=spans_hold)
         if head is not None:
             self._holds(MemberChanged, rows.check_checksums(raw, head, expected))
         boundaries_hold = head is not None and units_hold and self._boundaries(head)
@@ -146,12 +151,12 @@ class SampleCheck:
             head is not None
             and sequence is not None
             and spans_hold
-            and self._arrays(head, sequence, units_hold=units_hold)
+            and self._arrays(head, sequence, expected, units_hold=units_hold)
         ):
             self._pack_row(raw, head, sequence, expected)
         layouts_hold = stored is not None and self._layouts(stored, head if spans_hold else None)
         if crops is not None:
-            self._crops(head, crops, units_hold=units_hold)
+            self._crops(head, crops, expected, units_hold=units_hold)
         if head is not None and stored is not None and layouts_hold and boundaries_hold:
             self._measures(expected, list(stored.values()), head)
         return self.findings
@@ -197,16 +202,20 @@ class SampleCheck:
         """Whether the spans are sound."""
         if head.pack_id != expected.pack_id:
             self.findings.append((SampleHeadInvalid, f"pack_id is {head.pack_id}, not {expected.pack_id}"))
+        self._holds(SampleHeadInvalid, rows.check_spelling(head))
+        self._holds(DocumentRowInvalid, rows.check_places(head, self.config))
         if expected.document_rows is not None:
             kept = dict(self.config.keep_columns)
             self._holds(DocumentRowInvalid, rows.check_document_rows(head, expected.document_rows, kept))
         return self._holds(SpansInvalid, arrays.check_spans(head.documents, self.config))
 
-    def _units(self, head: SampleHead, *, spans_hold: bool) -> bool:
+    def _units(self, head: SampleHead, expected: Expected, *, spans_hold: bool) -> bool:
         """Whether the bounds and the list of units are sound."""
         if not self._holds(PoolingInvalid, units.check_bounds(head, self.config, self.model)):
             return False
         listed = self._holds(UnitsInvalid, units.check_units(head, self.config, self.model))
+        if listed and expected.may_be_cut is not None:
+            self._holds(SampleHeadInvalid, rows.check_cuts(head, expected.may_be_cut))
         return listed and (not spans_hold or self._holds(UnitsInvalid, units.check_ranges(head)))
 
     def _boundaries(self, head: SampleHead) -> bool:
@@ -215,7 +224,7 @@ class SampleCheck:
         self._holds(BoundariesNotOptimal, images.check_optimal(head, self.model))
         return True
 
-    def _arrays(self, head: SampleHead, sequence: PackedSequence, *, units_hold: bool) -> bool:
+    def _arrays(self, head: SampleHead, sequence: PackedSequence, expected: Expected, *, units_hold: bool) -> bool:
         """Whether the arrays' documents and pooled rows are sound, so that figures can follow from them."""
         if not self._holds(SpansInvalid, arrays.check_doc_ids(sequence, head.documents)):
             return False
@@ -225,14 +234,17 @@ class SampleCheck:
         if branches_hold:
             self._holds(LabelsInvalid, arrays.check_labels(sequence))
             self._holds(WeightsInvalid, arrays.check_weights(sequence))
-            self._holds(ColumnsInvalid, arrays.check_columns(sequence))
+            self._holds(ColumnsInvalid, arrays.check_columns(sequence, head.documents, expected.may_be_cut))
             self._holds(PreferencesInvalid, arrays.check_preferences(sequence, head.documents))
         row_ids = [self.tokenizer.image_id] if self.model is None else self.model.row_ids
         pooling = units_hold and self._holds(PoolingInvalid, arrays.check_pooling(sequence, head, row_ids))
         if branches_hold and (pooling or self.model is None):  # without a model, units do not touch positions
             self._holds(PositionsInvalid, arrays.check_positions(sequence, head, self.model))
         if pooling:
-            self._holds(UnitsInvalid, units.check_unit_tokens(sequence, head))
+            tokens_hold = self._holds(UnitsInvalid, units.check_unit_tokens(sequence, head))
+            if self.marks is not None and tokens_hold:
+                of_units = marks.check_marks(sequence, head, self.marks, self.config, self.model)
+                self.written = sequence if self._holds(MarksInvalid, of_units) else None
             groups = arrays.check_groups(sequence, head, self.config.bidirectional, self.model)
             self._holds(GroupsInvalid, groups)
         return pooling
@@ -274,12 +286,14 @@ class SampleCheck:
                 PackRowInvalid, rows.check_pack_row(raw, head, sequence, whole, expected, self.config, self.masks)
             )
 
-    def _crops(self, head: SampleHead | None, crops: list[Member], *, units_hold: bool) -> None:
+    def _crops(self, head: SampleHead | None, crops: list[Member], expected: Expected, *, units_hold: bool) -> None:
         sizes: list[tuple[int, int] | None] = [None] * len(crops)
         if self.model is None:
             sizes = [(self.config.vision.image_size,) * 2] * len(crops)
         elif head is not None and len(head.images) == len(crops):
             sizes = [(image.width, image.height) for image in head.images]
         if head is not None and units_hold:
-            self._holds(ImagesInvalid, images.check_places(head, crops, self.config, self.model))
+            places = images.check_places(head, crops, self.config, self.model, expected.may_be_cut)
+            if self._holds(ImagesInvalid, places) and self.marks is not None and self.written is not None:
+                self._holds(TimesInvalid, marks.check_times(self.written, head, self.marks, expected.may_be_cut))
         self._holds(ImagesInvalid, images.check_pixels(crops, sizes, self.config))

@@ -85,7 +85,7 @@ def check_units(head: SampleHead, config: PackConfig, model: ModelEntry | None) 
             yield UnitsInvalid, f"units[{number}].rows is {unit.rows}, not one for {asked_rows}"
     if model is not None:
         yield from check_encoded(head, config, model)
-    yield from _check_media(head)
+    yield from _check_media(head, model)
     yield from _check_totals(head, crops)
 
 
@@ -115,16 +115,24 @@ def check_ranges(head: SampleHead) -> Iterator[Finding]:
         free_from = unit.end
 
 
-def _check_media(head: SampleHead) -> Iterator[Finding]:
-    """Images and videos of a document count from 0; a still image is one unit."""
+def _check_media(head: SampleHead, model: ModelEntry | None) -> Iterator[Finding]:
+    """Images and videos of a document count from 0: a still image is one unit, and a video's frames go on until one of
+    them is at 0.
+    """
     before: Unit | None = None
+    firsts, of_video = [0, *head.cum_image_bounds], "frame" if model is None or model.axes == 1 else "frames"
     for number in head.token_order:
         unit = head.units[number]
+        if unit.kind not in ("image", of_video):
+            yield UnitsInvalid, f"units[{number}].kind is {unit.kind}, not image or {of_video}, as in the whole dataset"
         same = before if before is not None and before.document == unit.document else None
-        following = 0 if same is None else same.medium + 1
-        joined = same is not None and unit.medium == same.medium and unit.kind == same.kind != "image"
-        if unit.medium != following and not joined:
-            yield UnitsInvalid, f"units[{number}].medium is {unit.medium}, not {following}, as its kind is {unit.kind}"
+        goes_on = same is not None and unit.kind == same.kind != "image"
+        begins = head.images[firsts[number] : firsts[number] + 1]
+        if goes_on and begins and begins[0].unit == number:  # else the rule of images names it
+            goes_on = begins[0].timestamp != 0
+        asked = 0 if same is None else same.medium + (not goes_on)
+        if unit.medium != asked:
+            yield UnitsInvalid, f"units[{number}].medium is {unit.medium}, not {asked}, by its kind and its time"
         before = unit
 
 
