@@ -1,4 +1,4 @@
-"""Behind which pieces of documents something was cut away, known while shards are read, for 8 bytes a piece."""
+"""Pieces of documents behind which something was cut away, known while shards are read, for 8 bytes a piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a unit is written: the marks among and around its rows, and the time that is written beside a frame."""
+"""Marks among and around the rows of a unit, and the time that is written beside a frame."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ PROCESSOR_TEMPLATE = "chat_template.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What the files say.
+    """A tokenizer's tokens, as far as verifying needs them.
 
     Attributes:
         ids: of the tokens besides the vocabulary, by their spelling.

@@ -1,4 +1,4 @@
-"""What a crop's bytes may hold besides its picture: nothing. Decoders pass over it, or turn the picture by it."""
+"""Bytes of a crop besides its picture, of which there may be none: decoders pass over them, or turn it by them."""
 
 from __future__ import annotations
 
