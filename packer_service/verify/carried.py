@@ -73,7 +73,7 @@ class CarriedCheck:
             if files:
                 yield CarriedContradicted, f"carried has no {TOKENIZER}, and other files"
             return
-        row_ids = None if config.model is None else []
+        row_ids: list[int] | None = None if config.model is None else []
         if config.model is not None and files:
             if (manifest.model is None) or CONFIG not in files:
                 lacking = "model is null" if manifest.model is None else f"carried has no {CONFIG}"

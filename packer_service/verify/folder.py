@@ -43,8 +43,9 @@ def check_manifest(manifest: Manifest) -> Iterator[Finding]:
         token = getattr(tokenizer, field)
         if token is not None and token >= tokenizer.vocab_size:
             yield ManifestInvalid, f"tokenizer.{field} is {token}, not below vocab_size {tokenizer.vocab_size}"
-    for field in ("masks", "bidirectional") if manifest.model else ():
-        if field in manifest.model.model_fields_set and getattr(manifest.model, field) is None:
+    for field in ("masks", "bidirectional"):
+        model = manifest.model
+        if model is not None and field in model.model_fields_set and getattr(model, field) is None:
             yield ManifestInvalid, f"model.{field} is null, which is said by leaving it out"
     for field in ("row_ids", "group_ids") if manifest.model else ():
         for token in getattr(manifest.model, field):

@@ -140,6 +140,12 @@ def window_tiles_of_another_rank(data: Any) -> None:
 
 
 @breaks("D2")
+def bidirectional_that_is_null(data: Any) -> None:
+    data.write_manifest({**data.manifest, "model": {**data.manifest["model"], "bidirectional": None}})
+    data.save = lambda: None
+
+
+@breaks("D2")
 def a_model_without_a_layer_with_a_window(data: Any) -> None:
     manifest = json.loads((data.path / "manifest.json").read_bytes())
     manifest["model"]["masks"]["window_layers"] = 0
