@@ -153,3 +153,29 @@ def test_files_that_rows_name_are_not_listed_as_left_out(tmp_path: Path) -> None
     folder(tmp_path, ["x.png", "y.png"], [said("x.png"), said("y.png")])
     (tmp_path / "notes.txt").touch()
     assert list_sources([str(tmp_path)]).unread == {"*.txt": 1}
+
+
+def test_pictures_with_a_text_beside_each_are_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: Progress
+) -> None:
+    """Fails when a folder of pictures and texts, as people train LoRAs of, needs rows to be written first."""
+    monkeypatch.chdir(tmp_path)
+    folder(Path("p"), ["a.png", "sub/b c.PNG", "alone.png"], [])
+    Path("p/llava.json").unlink()
+    for name, text in (("a", "A cat.\n"), ("sub/b c", "\ufeffEin Hund \u00fc."), ("lost", "No picture.")):
+        Path(f"p/{name}.txt").write_text(text, encoding="utf-8")
+    found = list_sources(["p"])
+    assert [(file.label, file.form) for file in found.files] == [("p/*.txt", "caption")]
+    assert found.unread == {"*.txt": 1, "*.png": 1}
+    folder(Path("q"), ["a.png"], [])
+    Path("q/llava.json").unlink()
+    with pytest.raises(ConfigError, match=r"SOURCE q: holds images or videos and no rows; write a.txt beside each"):
+        list_sources(["q"])
+    done = pack(["p"], "out", CONFIG, PlainExecutor(), progress)
+    assert (done.manifest.counts.documents, done.manifest.counts.images) == (2, 2)
+    shown = show_document(["p"], CONFIG, doc_id="sub/b c")
+    assert "".join(span.text for span in shown.pieces[0].spans if span.text).count("Ein Hund \u00fc.") == 1
+    assert pack(["p"], "out", CONFIG, PlainExecutor(), progress).already_done
+    Path("p/a.txt").write_bytes(b"\xff")
+    Path("p/sub/b c.txt").unlink()
+    assert pack(["p"], "other", CONFIG, PlainExecutor(), progress).manifest.counts.rejected == 1

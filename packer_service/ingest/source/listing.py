@@ -16,6 +16,7 @@ from pyarrow import fs
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.source.containers.indexed_tokens import index_uri
+from preshard.packer_service.ingest.source.containers.picture_texts import PATTERN, PICTURES, is_medium, pairs_among
 from preshard.packer_service.ingest.source.containers.registry import CODECS, NUMBERED, SUFFIXES, WHOLE_SUFFIXES
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
 from preshard.packer_service.ingest.source.forms.custom import is_custom
@@ -131,6 +132,10 @@ def list_sources(
         packed += [f"{label}/{folder}" for folder in inside]
         rows = _rows_among(entries, label, source, named_by_file=settings.source == "from_file")
         beside = {index_uri(path) for path, file in rows.items() if file.kind in NUMBERED}
+        if not rows and (pairs := pairs_among(path for path, _ in entries if path)):
+            rows = {PATTERN: _pictures(entries, pairs, label, source)}
+            found += rows.values()
+            beside |= {path for pair in pairs for path in pair}
         splits = find_splits([path for path, _ in entries if path in rows or posixpath.basename(path) == SAVED])
         if root_of(source) == source and "" not in rows:
             chosen = chosen_files(source, list(rows), splits, settings.split)
@@ -143,14 +148,7 @@ def list_sources(
             elif not (path in rows or path in beside or not path or posixpath.basename(path) in METADATA):
                 unread[pattern_of(path)] += 1
         if not any(file.label.partition("/")[0] == label for file in found):
-            if inside:
-                raise ConfigError(f"SOURCE {source}: holds no rows but packed datasets; name {packed[-1]} itself")
-            legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
-            what = f"{legal}, or one of these with {' or '.join(CODECS)} behind it"
-            index = split_query(source)[0].endswith(".idx")
-            raise ConfigError(
-                f"SOURCE {source}: {'is an index; give its .bin' if index else f'holds no file that ends in {what}'}"
-            )
+            raise ConfigError(f"SOURCE {source}: {_without_rows(source, entries, packed[-1] if inside else None)}")
     read = replace(_looked_at(found, unread, settings), left_out=left_out)
     for label, source in zip(label_sources(sources), sources, strict=True):
         if not any(file.label.partition("/")[0] == label for file in read.files):
@@ -191,7 +189,10 @@ def _with_media(
     )
     named_by_rows = {file: named_files(file, settings) for file in _first_files(ready.files)}
     lost = [why for file, uris in named_by_rows.items() if (why := missing_of(file, uris, typed)) is not None]
-    endings = {pattern_of(uri) for uris in named_by_rows.values() for uri in uris}
+    by_name = [
+        uris for file, uris in named_by_rows.items() if file.kind != PICTURES
+    ]  # there, all that are read are known
+    endings = {pattern_of(uri) for uris in by_name for uri in uris}
     left = {pattern: number for pattern, number in ready.unread.items() if pattern not in endings}
     return replace(ready, doubts=(*ready.doubts, *lost), unread=left)
 
@@ -231,6 +232,19 @@ def _is_packed(location: str, folder: str, entries: Sequence[Entry]) -> bool:
         return True
 
 
+def _without_rows(source: str, entries: Sequence[Entry], packed: str | None) -> str:
+    """Why a source has no file of rows, and what would be one."""
+    if packed is not None:
+        return f"holds no rows but packed datasets; name {packed} itself"
+    if any(is_medium(path) for path, _ in entries):
+        needs = "write a.txt beside each a.jpg, or one metadata.jsonl with the columns file_name and text"
+        return f"holds images or videos and no rows; {needs}"
+    if split_query(source)[0].endswith(".idx"):
+        return "is an index; give its .bin"
+    legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
+    return f"holds no file that ends in {legal}, or one of these with {' or '.join(CODECS)} behind it"
+
+
 def _rows_among(
     entries: Sequence[tuple[str, fs.FileInfo]], label: str, source: str, *, named_by_file: bool
 ) -> dict[str, SourceFile]:
@@ -253,6 +267,20 @@ def _rows_among(
                 source=name_of(info.path) if named_by_file else None,
             )
     return rows
+
+
+def _pictures(entries: Sequence[Entry], pairs: Sequence[tuple[str, str]], label: str, source: str) -> SourceFile:
+    """The pictures of a folder with a text beside each, as one file of rows."""
+    named = {path for pair in pairs for path in pair}
+    infos = [info for path, info in entries if path in named]
+    root = root_of(source)
+    return SourceFile(
+        label=f"{label}/{PATTERN}",
+        uri=join(root if is_remote(root) else locate(root)[1], PATTERN),
+        kind=PICTURES,
+        size=sum(info.size for info in infos),
+        mtime_ns=max(info.mtime_ns or 0 for info in infos),
+    )
 
 
 def _there(option: str, location: str) -> str:

@@ -10,6 +10,7 @@ from preshard.packer_service.ingest.source.containers import (
     indexed_tokens,
     json_array,
     json_lines,
+    picture_texts,
     row_groups,
     tar_samples,
 )
@@ -29,7 +30,7 @@ SCANNED: dict[str, ModuleType] = {
 ``FRAGMENT_BYTES``, or the whole file where there is no such number. ``head_rows`` gives the first rows of a container
 that ``scan`` reads as a whole before it gives one."""
 
-TABLES: dict[str, ModuleType] = {"parquet": row_groups, "arrow": arrow_batches}
+TABLES: dict[str, ModuleType] = {"parquet": row_groups, "arrow": arrow_batches, picture_texts.PICTURES: picture_texts}
 """Containers of groups of rows: ``schema``, ``fragments``, ``first_rows``, and one ``group`` by its number."""
 
 SUFFIXES = {
