@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,25 @@ def test_the_kernels_own_backward_is_exact_and_keeps_no_keys(kind: str, make_mas
     for mine, right in zip(ours, (out, *torch.autograd.grad(out, wanted, dout)), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
     assert attention.calls == ("flex" in kind)
+
+
+@pytest.mark.parametrize("kind", ["flash", "dense", "flex"])
+def test_what_goes_backward_holds_no_tensor(kind: str, make_mask: Any) -> None:
+    """Fails when the output, or a copy that the kernel was given, lives as long as what will differentiate it: each
+    layer of a step that is recomputed would keep its own.
+    """
+    kernels: dict[str, Kernel] = {"flash": FlashCPU(), "dense": DenseKernel(), "flex": Flex(attention=flex_attention)}
+    kernel = kernels[kind]
+    mask = MaskTensors.from_arrays(make_mask(TOKENS))
+    every = mask.at(np.arange(len(mask)))
+    q, k, v, _ = inputs()
+    q, k, v = torch.cat([q, k, v]).split([len(q), len(k), len(v)])  # which FlexAttention copies
+    call = kernel.whole(q, k, v, kernel.prepare(every, every))
+    held = [weakref.ref(x.untyped_storage()) for x in (call.out, *call.saved)]
+    backward = call.backward
+    del call
+    assert callable(backward)
+    assert not any(each() is not None for each in held)
 
 
 def again(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

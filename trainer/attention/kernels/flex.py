@@ -156,9 +156,10 @@ class Flex:
             return out
 
         made = whole_by_autograd(attention, *loadable(q_HQD, k_KTD, v_KTD))
+        differentiate = made.backward  # alone: what is called later must not keep the output
 
         def backward(dout_HQD: Tensor, again: Inputs, kept: tuple[Tensor, ...]) -> Gradients:
-            return made.backward(dout_HQD, loadable(*again), kept)
+            return differentiate(dout_HQD, loadable(*again), kept)
 
         return replace(made, backward=backward)
 
