@@ -17,7 +17,7 @@ from preshard.packer_service.ingest.media.reach import found_below, is_absolute
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, stand_in
 from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
 from preshard.packer_service.ingest.source.containers.compressed import head, spooled
-from preshard.packer_service.ingest.source.containers.csv_table import has_quotes
+from preshard.packer_service.ingest.source.containers.csv_table import has_quotes, header_of
 from preshard.packer_service.ingest.source.containers.indexed_tokens import with_index
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
@@ -257,6 +257,12 @@ def first_rows(file: SourceFile, most: int, within: int = WHOLE) -> list[Any]:
         return []
     with _beginning(file) as opened:
         return [file.named_row(row) for row in _scanned(opened, file, file.kind, most, within)]
+
+
+def header_names(file: SourceFile) -> list[str]:
+    """The names of all columns of CSV, as its header has them."""
+    with _beginning(file) as opened:
+        return list(file.named_row(dict.fromkeys(header_of(opened, file), "")))
 
 
 def _scanned(opened: Any, file: SourceFile, kind: str, most: int, within: int = WHOLE) -> Iterator[Any]:

@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from preshard.packer_service.ingest.source.file import AskedColumn, SourceFile
-from preshard.packer_service.ingest.source.look import first_rows
+from preshard.packer_service.ingest.source.look import first_rows, header_names
 from preshard.packer_service.tables.connect import connect
 
 ROWS, BYTES = 20_480, 4 * 2**20
@@ -43,6 +43,8 @@ def column_types(file: SourceFile, words: frozenset[str]) -> tuple[AskedColumn, 
         OSError: the file cannot be read.
     """
     rows = [row for row in first_rows(file, ROWS, BYTES) if isinstance(row, dict)]
+    if file.kind in TEXT_TABLES and rows:  # a column may have no value in any of them
+        rows[0] = {**dict.fromkeys(header_names(file)), **rows[0]}
     asked = asked_names(rows, words)
     if not asked:
         return ()
@@ -191,5 +193,15 @@ def structure_of(connection: duckdb.DuckDBPyConnection, texts: Sequence[str | No
     """What ``json_transform`` makes of lists and objects, with every key that one of them has."""
     connection.register("examples", pa.table({"text": pa.array(texts, pa.string())}))
     [(found,)] = connection.execute("SELECT json_group_structure(CAST(text AS JSON)) FROM examples").fetchall()
-    structure = str(found).replace('"NULL"', '"JSON"') if found is not None else None
-    return structure if structure is not None and structure[0] in "[{" else None
+    structure = None if found is None else _without_empty_keys(json.loads(found))
+    return json.dumps(structure, ensure_ascii=False) if isinstance(structure, dict | list) else None
+
+
+def _without_empty_keys(structure: Any) -> Any:
+    """What ``json_transform`` takes: no key without a name, nor values of which none is there."""
+    if isinstance(structure, dict):
+        kept = {key: _without_empty_keys(value) for key, value in structure.items() if key}
+        return kept or "JSON"
+    if isinstance(structure, list):
+        return [_without_empty_keys(value) for value in structure]
+    return "JSON" if structure == "NULL" else structure

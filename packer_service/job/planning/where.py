@@ -167,7 +167,10 @@ def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> p
         if name.lower() in words:
             numbers.setdefault(name.lower(), number)
     chosen = table.select(list(numbers.values()))
-    return chosen.cast(pa.schema([field.with_type(_known_type(field.type)) for field in chosen.schema]))
+    for number, field in enumerate(chosen.schema):
+        if (known := _known_type(field.type)) != field.type:
+            chosen = chosen.set_column(number, field.with_type(known), chosen.column(number).cast(known))
+    return chosen
 
 
 def _known_type(kind: pa.DataType) -> pa.DataType:
@@ -175,6 +178,8 @@ def _known_type(kind: pa.DataType) -> pa.DataType:
         return pa.float32() if pa.types.is_float16(kind) else pa.float64()
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_known_type(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_known_type(kind.value_type)))
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_known_type(field.type)) for field in kind])
     return kind
@@ -225,7 +230,7 @@ def _looked_at(file: SourceFile, where: Where) -> tuple[SourceFile, pa.Table | N
         return file, table, table.column_names
     if file.kind in TABLES:
         schema = TABLES[file.kind].schema(file)
-        found = None if schema is None else named_columns(schema.empty_table(), file, where.words)
+        found = None if schema is None else named_columns(pa.Table.from_batches([], schema), file, where.words)
         return file, found, [] if schema is None else schema.names
     rows = [row for row in first_rows(file, LOOKED_AT) if isinstance(row, dict)]
     typed = replace(file, asked=column_types(file, where.words))

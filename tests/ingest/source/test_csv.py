@@ -59,7 +59,7 @@ def test_records_are_those_of_duckdb(tmp_path: Path, data: bytes, lost: int) -> 
     assert found.count("lost_rows") == lost
 
 
-TSV = 'caption\tfile_name\n"Stop" sign\tr.jpg\nA plain sign\tb.jpg\n"Go, said he\tr.jpg\nA 5" pipe\tb.jpg\nThe "end"\tr.jpg\n'
+TSV = 'caption\tfile_name\n"Stop" sign\tr.jpg\nA sign\tb.jpg\n"Go, said he\tr.jpg\nA 5" pipe\tb.jpg\nThe "end"\tr.jpg\n'
 
 
 def test_quotes_of_a_tsv_that_do_not_balance_are_characters(tmp_path: Path) -> None:

@@ -60,6 +60,12 @@ def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]
         yield Found(0, header_size, DocumentError("bad_row", "the file has a header and no record"))
 
 
+def header_of(opened: Any, file: SourceFile) -> list[str]:
+    """The names of the columns; none where the header cannot be read."""
+    _, _, header = next(_records(opened, file), NO_RECORD)
+    return [] if isinstance(header, DocumentError) else list(_names(header))
+
+
 def has_quotes(opened: Any, file: SourceFile) -> bool:
     """Whether all of a file follows the rules of quotes, or has none; what a TSV shows of itself in no other way."""
     opened.seek(0)
@@ -90,8 +96,10 @@ def decode(data: bytes, file: SourceFile) -> Any:
 
 def _reader(lines: Any, file: SourceFile) -> Any:
     csv.field_size_limit(MAX_LINE_BYTES)
-    quoting = csv.QUOTE_MINIMAL if file.quoted else csv.QUOTE_NONE
-    return csv.reader(lines, delimiter="\t" if file.kind == "tsv" else ",", quoting=quoting, strict=True)
+    delimiter = "\t" if file.kind == "tsv" else ","
+    if not file.quoted:
+        return csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+    return csv.reader(lines, delimiter=delimiter, strict=True)
 
 
 def _names(header: Any) -> Any:
@@ -144,7 +152,7 @@ class _Lines:
     def _next(self) -> bytes:
         """The next line. Where the first one ends in a CR alone, as on the first Macintoshes, all do."""
         if self._ending is None:
-            line: bytes = self.opened.readline(MAX_LINE_BYTES + 1)
+            line = self._physical()
             head, cr, rest = line.partition(b"\r")
             self._ending = b"\r" if rest.strip(b"\n") and head.count(b'"') % 2 == 0 else b"\n"
             if self._ending == b"\n":
@@ -152,8 +160,7 @@ class _Lines:
             self._ahead = rest
             return head + cr
         if self._ending == b"\n":
-            line = self.opened.readline(MAX_LINE_BYTES + 1)
-            return line
+            return self._physical()
         while not self._queue:
             *ended, self._ahead = self._ahead.split(b"\r")
             self._queue.extend(line + b"\r" for line in ended)
@@ -165,6 +172,10 @@ class _Lines:
                 self._ahead = b""
             self._ahead += more
         return self._queue.popleft()
+
+    def _physical(self) -> bytes:
+        line: bytes = self.opened.readline(MAX_LINE_BYTES + 1)
+        return line
 
 
 def _row(header: Any, fields: Any) -> Any:
