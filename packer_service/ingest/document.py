@@ -119,6 +119,9 @@ class Document:
     * ``annotated``: every branch is an annotation that sees ``shared`` and itself, but no other branch.
     * ``tokens`` is set: the tokens that it becomes.
 
+    ``prompt_turns`` is how many turns of each branch are its prompt, in the forms of which all that follows is learnt,
+    whatever the template marks; counted from the end if negative, and None in other forms.
+
     ``rejected`` makes a conversation or interleaved parts the preferred one of a pair: it is the same prompt and media
     with a worse answer.
 
@@ -141,6 +144,7 @@ class Document:
     tokens: GivenTokens | None = None
     values: tuple[tuple[str, np.ndarray], ...] = ()
     kept: tuple[tuple[str, Kept], ...] = ()
+    prompt_turns: int | None = None
     rejected: Document | None = None
     unfilled: tuple[str, ...] = ()
 
@@ -173,13 +177,20 @@ class Document:
         if turns == "whole" or self.rejected is not None:
             return self
         learnt: list[tuple[Message, ...]] = []
+        prompt = -1 if turns == "each" else 0
         for branch in self.branches:
             answers = [i for i, turn in enumerate(branch) if turn.role == "assistant"]
             if turns == "last":
-                learnt.append(_only(branch, answers[-1] if answers else -1))
+                prompt = answers[-1] if answers else -1
+                learnt.append(_only(branch, prompt))
             else:
                 learnt += [_only(branch[: i + 1], i) for i in answers if branch[i].weight]
-        return replace(self, branches=tuple(learnt), annotated=self.annotated or len(learnt) > 1)
+        return replace(
+            self,
+            branches=tuple(learnt),
+            annotated=self.annotated or len(learnt) > 1,
+            prompt_turns=None if self.prompt_turns is None else prompt,
+        )
 
     def with_values(self, values: Mapping[str, np.ndarray]) -> Document:
         """The document with values of columns of tokens, for each of which the row gave a number or a list.

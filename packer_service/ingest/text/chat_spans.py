@@ -90,7 +90,7 @@ class _SpanFinder:
         if found is None:
             return None
         at, tail = found
-        same = _alike(self.whole.text[at : at + len(tail)], tail)
+        same = alike(self.whole.text[at : at + len(tail)], tail)
         if same == len(tail):
             return at + same
         # The prompt may open what the template leaves out of a turn that others follow, such as reasoning: a header
@@ -116,7 +116,7 @@ class _SpanFinder:
     def _header(self, number: int, tail: str) -> int:
         """Where in the text behind the last mark the header of a turn begins: what its prompt alone has."""
         found = self._behind(number, prompt=False)
-        same = _alike(tail, "" if found is None else found[1])
+        same = alike(tail, "" if found is None else found[1])
         return next((begin for begin, end in _tokens(self.template, tail) if begin < same < end), same)
 
     def _behind(self, number: int, *, prompt: bool) -> tuple[int, str] | None:
@@ -215,7 +215,7 @@ def _with_marks(turn: Turn, number: int, owners: list[tuple[int, str]], place: P
     return out
 
 
-def _alike(a: str, b: str) -> int:
+def alike(a: str, b: str) -> int:
     """How many characters two texts have in common at their beginnings."""
     return bisect_left(range(min(len(a), len(b))), True, key=lambda n: a[: n + 1] != b[: n + 1])
 

@@ -59,11 +59,13 @@ class ChatTemplate:
 class Conversation:
     """What a template is given: messages and, as JSON text, what the row has besides them.
 
-    ``weights`` says what the loss of each message counts, 0 where the model is not trained to write it.
+    ``weights`` says what the loss of each message counts, 0 where the model is not trained to write it. Where
+    ``prompt_turns`` is given, all that follows so many turns is learnt.
     """
 
     turns: tuple[Turn, ...]
     weights: tuple[float, ...]
+    prompt_turns: int | None = None
     tools: str | None = None
     documents: str | None = None
     variables: str | None = None
@@ -121,6 +123,7 @@ def conversation(document: Document, number: int, shown: Sequence[Shown]) -> Con
     return Conversation(
         turns=tuple(turns),
         weights=tuple(weights),
+        prompt_turns=None if document.prompt_turns is None else document.prompt_turns % len(turns),
         tools=document.tools,
         documents=document.documents,
         variables=document.template_kwargs,

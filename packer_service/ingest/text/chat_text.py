@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from preshard.packer_service.ingest.text.chat_render import check_template, in_shape, render_turns
-from preshard.packer_service.ingest.text.chat_spans import answer_spans, shown_fields
+from preshard.packer_service.ingest.text.chat_spans import alike, answer_spans, shown_fields
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, LossSpan, Span, Turn
 from preshard.packer_service.runtime.workers import CallFailedError, Isolated, Limits
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -29,8 +29,9 @@ ANSWERS_REMEDY = "put {% generation %} around what an assistant writes in a copy
 def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
     """Renders a conversation, and finds what in it carries loss.
 
-    Where the template has ``{% generation %}``, that is what stands inside. Elsewhere it is what an assistant's turn
-    has after the prompt for it (``add_generation_prompt``), to the end of the turn.
+    Where the conversation is a prompt and its completion, that is all in which it differs from the prompt alone. Else
+    where the template has ``{% generation %}``, it is what stands inside, and elsewhere what an assistant's turn has
+    after the prompt for it (``add_generation_prompt``), to the end of the turn.
 
     Raises:
         DocumentError: ``bad_row``: the template cannot write the conversation, leaves some of it out, or writes a turn
@@ -39,6 +40,8 @@ def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
     chat = in_shape(template, chat)
     whole = render_turns(template, chat, chat.turns)
     _refuse_what_is_left_out(template, chat, whole.text)
+    if chat.prompt_turns is not None:
+        return ChatText(text=whole.text, loss=_joined(_completion(template, chat, whole.text)), marked=False)
     if template.marks_answers:
         weighed = [i for i, turn in enumerate(chat.turns) if turn["role"] == "assistant" and chat.weights[i] != 1]
         places = _answers(template, chat, whole.text, weighed, "leave its weight out")
@@ -51,6 +54,21 @@ def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
         answers = _answers(template, chat, whole.text, learnt, ANSWERS_REMEDY)
         spans = [(*span, chat.weights[number]) for number, span in zip(learnt, answers, strict=True)]
     return ChatText(text=whole.text, loss=_joined(spans), marked=template.marks_answers)
+
+
+def _completion(template: ChatTemplate, chat: Conversation, whole: str) -> list[LossSpan]:
+    """What follows a prompt, as TRL finds it: from where the conversation stops to begin like the prompt for an answer.
+
+    Where answers count differently, what lies between two of them counts as the later one.
+    """
+    n = chat.prompt_turns or 0
+    start = alike(render_turns(template, chat, chat.turns[:n], prompt=True).text, whole)
+    numbers = [i for i in range(n, len(chat.turns)) if chat.turns[i]["role"] == "assistant"]
+    weights = [chat.weights[i] for i in numbers]
+    if len(set(weights)) == 1:
+        return [(start, len(whole), weights[0])]
+    ends = [end for _, end in _answers(template, chat, whole, numbers[:-1], "leave its weight out")]
+    return list(zip([start, *ends], [*ends, len(whole)], weights, strict=True))
 
 
 def _answers(template: ChatTemplate, chat: Conversation, whole: str, numbers: list[int], remedy: str) -> list[Span]:

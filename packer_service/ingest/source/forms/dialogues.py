@@ -247,7 +247,8 @@ def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
 def _of_turns(row: dict[str, Any], prompt: Sequence[Message], answer: Sequence[Message]) -> Document:
     """Turns of which those of a prompt carry no loss."""
     silent = [replace(turn, weight=0.0) for turn in prompt]
-    return filled_document(row, (*silent, *answer), "turns", template_columns(row))
+    document = filled_document(row, (*silent, *answer), "turns", template_columns(row))
+    return replace(document, prompt_turns=len(silent))
 
 
 def _side(value: Any) -> Any:
