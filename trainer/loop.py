@@ -244,9 +244,9 @@ def _measure(
         loss = model(batch, cp, **_exchanges(config))
         return loss, (loss,)
     losses = model(batch, cp, per_token=True, **_exchanges(config))
-    loss, rewards = preference_loss(losses, batch, cp, reference, config.beta or BETA)
+    sums = preference_loss(losses, batch, cp, reference, config.beta or BETA)
     # each rank of a pack has the loss of all of its pairs
-    return loss, (loss / cp.cp_size, len(batch.preferences) / cp.cp_size, rewards / cp.cp_size)
+    return sums[0], tuple(each / cp.cp_size for each in sums)
 
 
 def _exchanges(config: TrainConfig) -> dict[str, Any]:

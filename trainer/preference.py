@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.device import to_device
 from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 from preshard.trainer.distributed.processes import AnyRank, StoppedError
 from preshard.trainer.distributed.tokens import gather_tokens
@@ -47,6 +48,13 @@ def answer_log_probs(
     Raises:
         ConfigError: a document of the pack is no pair.
     """
+    return _of_answers(losses, batch, cp)[0]
+
+
+def _of_answers(
+    losses: Float[Tensor, "counted"], batch: RankBatch, cp: ContextParallel
+) -> tuple[Float64[Tensor, "documents 2"], Float64[Tensor, "documents"]]:
+    """The log-probabilities of answers, and what each document counts: the weight of its tokens, which all have one."""
     if not all(batch.preferences):
         number = batch.preferences.index(False)
         raise ConfigError(
@@ -54,27 +62,34 @@ def answer_log_probs(
             "chosen and rejected"
         )
     device, n_documents = losses.device, len(batch.preferences)
-    at = batch.loss_tokens.to(device, non_blocking=True)
-    own = torch.zeros(len(batch.tokens), dtype=torch.float64, device=device).index_copy(0, at, -losses.double())
-    whole = gather_tokens(own, batch, cp)
-    branch, document = (each.to(device, non_blocking=True).long() for each in (batch.branch_ids, batch.doc_ids))
+    at = batch.loss_tokens
+    own = torch.stack([-losses.double(), to_device(batch.loss_weights[at].double(), device)], 1)
+    own = own.new_zeros(len(batch.tokens), 2).index_copy(0, to_device(at, device), own)
+    log_probs, weights = gather_tokens(own, batch, cp).unbind(1)
+    branch, document = (to_device(each, device).long() for each in (batch.branch_ids, batch.doc_ids))
     answers = torch.where(branch > 0, 2 * document + branch - 1, 0)  # what is in none has no loss, and adds 0
-    return whole.new_zeros(2 * n_documents).index_add(0, answers, whole).view(n_documents, 2)
+    found = log_probs.new_zeros(2 * n_documents).index_add(0, answers, log_probs).view(n_documents, 2)
+    zeros = weights.new_zeros(n_documents)
+    return found, zeros.scatter_reduce(0, document.clamp(min=0), weights.detach(), "amax")
 
 
 def preference_loss(
     losses: Float[Tensor, "counted"], batch: RankBatch, cp: ContextParallel, reference: Reference, beta: float
-) -> tuple[Float64[Tensor, ""], Float64[Tensor, "4"]]:
-    """The sums over a pack's pairs of -log sigmoid(margin) and of :data:`REWARDS`, the same on all its ranks.
+) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""], Float64[Tensor, "4"]]:
+    """The sums over a pack's pairs of -log sigmoid(margin), of 1 and of :data:`REWARDS`, the same on all its ranks.
 
-    The margin is by how much the chosen answer's reward is larger: TRL's loss ``sigmoid``. Only it has a gradient.
+    Each pair counts as its document's weight says. The margin is by how much the chosen answer's reward is larger:
+    TRL's loss ``sigmoid``. Only it has a gradient.
+
+    Raises:
+        ConfigError: see :func:`answer_log_probs`.
     """
-    log_probs = answer_log_probs(losses, batch, cp)
+    log_probs, weights = _of_answers(losses, batch, cp)
     rewards = beta * (log_probs - reference[batch.dataset, batch.pack_id].to(log_probs.device, non_blocking=True))
     chosen, rejected = rewards.unbind(1)
     margins = chosen - rejected
     of_pairs = torch.stack([chosen, rejected, (chosen > rejected).double(), margins]).detach()
-    return -logsigmoid(margins).sum(), of_pairs.sum(1)
+    return -(weights * logsigmoid(margins)).sum(), weights.sum(), (weights * of_pairs).sum(1)
 
 
 def deal_packs(
@@ -101,9 +116,9 @@ def deal_packs(
         yield dataset.read_step(0, min(number, dataset.n_packs - 1)), number < dataset.n_packs
 
 
-def mean_rewards(sums: Sequence[float], pairs: float) -> dict[str, float]:
-    """Sums of :data:`REWARDS` as means, by their names."""
-    return {name: total / pairs for name, total in zip(REWARDS, sums, strict=True)}
+def mean_rewards(sums: Sequence[float], weight: float) -> dict[str, float]:
+    """Sums of :data:`REWARDS` over pairs of a total weight as means, by their names."""
+    return {name: total / weight for name, total in zip(REWARDS, sums, strict=True)}
 
 
 def find_reference(

@@ -26,6 +26,8 @@ from preshard.trainer.setup import prepare
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 
 BETA = 0.3
+WEIGHTS = (1.0, 0.5, 1.0, 2.0, 1.0, 1.0)
+"""``document_weight`` of each pair."""
 
 
 def make_pairs(folder: Path, family: str, progress: Any) -> None:
@@ -44,7 +46,7 @@ def make_pairs(folder: Path, family: str, progress: Any) -> None:
         load_model(folder / name, from_scratch=True, seed=seed).save_pretrained(folder / name)  # type: ignore[operator]
     noise, rows = np.random.default_rng(0), []
     for number in range(6):
-        row: dict[str, Any] = {"id": f"pair-{number}"}
+        row: dict[str, Any] = {"id": f"pair-{number}", "document_weight": WEIGHTS[number]}
         content: list[dict[str, Any]] = [{"type": "text", "text": f"{number}: what is this? " * (3 + 4 * number)}]
         if family == "qwen3_vl" and number % 3:
             Image.fromarray(noise.integers(0, 255, (70 + 20 * number, 90, 3), np.uint8)).save(folder / f"{number}.png")
@@ -84,7 +86,7 @@ def train_on_pairs(
     of_pairs = torch.zeros(4, dtype=torch.float64)
     for batch in PackedDataset(f"{folder}/dataset", layout="zigzag", **mesh.place):
         losses = packed(batch, mesh.cp, per_token=True, **exchanges)
-        loss, rewards = preference_loss(losses, batch, mesh.cp, reference, BETA)
+        loss, _, rewards = preference_loss(losses, batch, mesh.cp, reference, BETA)
         loss.backward()
         of_pairs += rewards
         total += loss.item()
@@ -130,7 +132,7 @@ def by_trl(folder: Path, family: str, out: Path) -> tuple[float, torch.Tensor, l
     stand_in = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     trainer = DPOTrainer(model=model, ref_model=old, args=args, train_dataset=stand_in, processing_class=tokenizer)
-    model, total = trainer.model, 0.0
+    model, total, weights = trainer.model, 0.0, []
     for batch in sorted(PackedDataset(folder / "dataset"), key=lambda batch: batch.pack_id):
         for number, sides in paths(batch):
             pair: dict[str, list[int]] = {}
@@ -147,11 +149,14 @@ def by_trl(folder: Path, family: str, out: Path) -> tuple[float, torch.Tensor, l
                     for name, x in own.items()
                 }
                 own["mm_token_type_ids"] = rows.long()
-            loss = trainer._compute_loss(model, {**inputs, **own}, return_outputs=False)
+            weights.append(float(batch.loss_weights[batch.doc_ids == number].max()))
+            loss = weights[-1] * trainer._compute_loss(model, {**inputs, **own}, return_outputs=False)
             loss.backward()
             total += loss.item()
     gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
-    rewards = [sum(trainer._metrics["train"][f"rewards/{name}"]) for name in REWARDS]
+    assert len(set(weights)) > 1
+    found = (trainer._metrics["train"][f"rewards/{name}"] for name in REWARDS)
+    rewards = [sum(weight * value for weight, value in zip(weights, each, strict=True)) for each in found]
     return total, torch.cat([each.flatten() for each in gradients]), rewards
 
 
@@ -164,13 +169,13 @@ class ExactLogProbs:
         return (found, *[torch.zeros_like(found)] * 3, torch.zeros_like(labels, dtype=torch.bool))
 
 
-CASES: list[tuple[str, str, list[dict[str, int]], bool]] = [
-    ("qwen3", "gather", [{}, {"ring": 2}], False),
-    ("qwen3_vl", "ring", [{"ring": 2, "dp_shard": 2}], True),
+CASES: list[tuple[str, str, list[dict[str, int]]]] = [
+    ("qwen3", "gather", [{}, {"ring": 2}]),
+    ("qwen3_vl", "ring", [{"ring": 2, "dp_shard": 2}]),
 ]
 
 
-@pytest.mark.parametrize(("family", "kind", "splits", "exact"), CASES)
+@pytest.mark.parametrize(("family", "kind", "splits"), CASES)
 def test_loss_and_gradient_are_those_of_trl(
     gloo_pool: Any,
     pairs: Callable[[str], Path],
@@ -179,17 +184,14 @@ def test_loss_and_gradient_are_those_of_trl(
     family: str,
     kind: str,
     splits: list[dict[str, int]],
-    exact: bool,
 ) -> None:
     """Fails when tokens of an answer on another rank are left out or counted twice, a pair is taken the wrong way
-    round, the first token of an answer does not count, or a reward is not TRL's.
+    round, the first token of an answer does not count, a pair's weight does not, or a reward is not TRL's.
     """
-    folder, limit = pairs(family), 1e-6
-    if exact:
-        import trl.trainer.utils
+    import trl.trainer.utils
 
-        monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", ExactLogProbs)
-        limit = 1e-7
+    folder, limit = pairs(family), 1e-7
+    monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", ExactLogProbs)
     loss, gradient, rewards = by_trl(folder, family, tmp_path)
     assert 0 < rewards[2] < 6, "the model prefers chosen answers, and rejected ones"
     for degrees in splits:
@@ -197,7 +199,7 @@ def test_loss_and_gradient_are_those_of_trl(
         cp_size = degrees.get("ring", 1)
         assert sum(answer[0] for answer in answers) / cp_size == pytest.approx(loss, rel=limit)
         of_pairs = sum(answer[3] for answer in answers) / cp_size
-        assert of_pairs.tolist() == pytest.approx(rewards, rel=limit if exact else 1e-5)
+        assert of_pairs.tolist() == pytest.approx(rewards, rel=limit)
         assert float((answers[0][1] - gradient).norm() / gradient.norm()) < limit
         assert cp_size == 1 or any(0 < own < every for _, _, seen, _ in answers for own, every in seen)
 
@@ -236,8 +238,8 @@ def test_a_run_begins_at_no_margin_and_goes_on_from_its_checkpoint(
     assert n_packs > 1
     assert figures[0].rewards["margins"] == pytest.approx(0, abs=1e-9)
     for each in figures[1:]:
-        assert each.loss_weight == 6
-        assert 6 * each.rewards["accuracies"] == pytest.approx(5, rel=1e-9)
+        assert each.loss_weight == sum(WEIGHTS)
+        assert sum(WEIGHTS) * each.rewards["accuracies"] == pytest.approx(sum(WEIGHTS) - WEIGHTS[4], rel=1e-9)
         assert each.named()["rewards/margins"] == pytest.approx(each.rewards["chosen"] - each.rewards["rejected"])
     shutil.copytree(tmp_path / "whole" / "step-00000001", tmp_path / "again" / "step-00000001")
     resumed = {**options, "checkpoint": str(tmp_path / "again"), "resume": True, "accumulate": 1, "dp_shard": n_packs}
@@ -253,8 +255,9 @@ def test_a_run_begins_at_no_margin_and_goes_on_from_its_checkpoint(
     monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", ExactLogProbs)
     loss, _, rewards = by_trl(tmp_path / "trained", "qwen3", tmp_path / "trl")
     assert rewards[2] > 0
-    assert 4 * figures[2].eval_loss == pytest.approx(loss, rel=1e-7)
-    assert [4 * figures[2].eval_rewards[name] for name in REWARDS] == pytest.approx(rewards, rel=1e-7)
+    weight = sum(WEIGHTS[2:])  # of those held out
+    assert weight * figures[2].eval_loss == pytest.approx(loss, rel=1e-7)
+    assert [weight * figures[2].eval_rewards[name] for name in REWARDS] == pytest.approx(rewards, rel=1e-7)
 
 
 def first_pass_stopped(mesh: Mesh, folder: str) -> tuple[int, int]:
