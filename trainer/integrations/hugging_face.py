@@ -7,7 +7,6 @@ sharding among processes, counting labels) is taken over by :class:`OnPacks`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -31,6 +30,9 @@ from preshard.trainer.integrations.arguments import check_arguments, check_given
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES
 from preshard.trainer.models.packed import PackedModel
+
+POSITIONAL = ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class")
+"""Arguments that trainers take in this order; nobody gives later ones without their names."""
 
 TAKES = "takes_packs"
 """The attribute under which a model holds how it takes packs."""
@@ -128,7 +130,7 @@ class OnPacks:
 
     def __init__(self, *given: Any, **more: Any) -> None:
         check_kind(type(self))
-        named = inspect.signature(super().__init__).bind_partial(*given, **more).arguments
+        named = {**dict(zip(POSITIONAL, given, strict=False)), **more}
         check_given(named)
         args, model = named.get("args"), named.get("model")
         if args is not None and model is not None:  # before TRL writes what it makes of them into the model's config
@@ -136,7 +138,7 @@ class OnPacks:
         stand_in = _stand_in(type(self), args)
         datasets = {name: named.get(name) for name in ("train_dataset", "eval_dataset")}
         shown = {name: each if stand_in is None or each is None else stand_in for name, each in datasets.items()}
-        super().__init__(**{**named, **shown})
+        super().__init__(*given[:3], **{**dict(zip(POSITIONAL[3:], given[3:], strict=False)), **more, **shown})
         self.train_dataset, self.eval_dataset = datasets["train_dataset"], datasets["eval_dataset"]
         base = unwrap(self.model)
         takes = getattr(base, TAKES, None)

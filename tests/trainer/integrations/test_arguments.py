@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.integrations.arguments import (
     ARGUMENTS,
     GIVEN,
@@ -19,7 +20,7 @@ from preshard.trainer.integrations.arguments import (
     check_given,
     check_kind,
 )
-from preshard.trainer.integrations.hugging_face import OnPacks
+from preshard.trainer.integrations.hugging_face import POSITIONAL, OnPacks, TakesPacks
 
 HONOURED = """
 output_dir num_train_epochs max_steps resume_from_checkpoint do_train do_eval do_predict seed full_determinism use_cpu
@@ -104,8 +105,10 @@ def test_somebody_has_looked_at_every_argument_of_a_trainer() -> None:
     from transformers import Trainer
     from trl import SFTTrainer
 
-    taken = {name for kind in (Trainer, SFTTrainer) for name in inspect.signature(kind.__init__).parameters}
-    assert taken - {"self"} == {*GIVEN_HONOURED.split(), *GIVEN}
+    orders = [list(inspect.signature(kind.__init__).parameters)[1:] for kind in (Trainer, SFTTrainer)]
+    assert [tuple(order[: len(POSITIONAL)]) for order in orders] == [POSITIONAL] * 2
+    taken = {name for order in orders for name in order}
+    assert taken == {*GIVEN_HONOURED.split(), *GIVEN}
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +212,33 @@ def test_the_loader_is_as_the_arguments_say(config: Any, monkeypatch: pytest.Mon
     assert {name: found[name] for name in said} == said
     assert found["in_order"] is False
     assert found["worker_init_fn"] is not None
+
+
+class Given:
+    """In place of a trainer of Hugging Face, between it and ``OnPacks`` one of the user's own."""
+
+    __module__ = "transformers.trainer"
+
+    def __init__(self, model: Any = None, args: Any = None, data_collator: Any = None, **named: Any) -> None:
+        assert data_collator is None
+        self.model, self.args, self.named = model, args, named
+        self.accelerator = SimpleNamespace(state=SimpleNamespace())
+
+
+class Own(Given):
+    def __init__(self, *given: Any, extra: int = 0, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.extra = extra
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_trainer_of_the_users_own_gets_its_arguments(config: Any, by_name: bool) -> None:
+    """Fails when a class between ``OnPacks`` and the trainer that passes on what it is given gets something else."""
+    takes = TakesPacks(cp=ContextParallel(), attention="gather", packed=None, forward=lambda *_: None)  # type: ignore[arg-type]
+    model = SimpleNamespace(takes_packs=takes, config=DENSE)
+    given = {"model": model, "args": config, "data_collator": None, "train_dataset": "packs", "eval_dataset": "others"}
+    kind: Any = type("PackTrainer", (OnPacks, Own), {})
+    made = kind(**given, extra=3) if by_name else kind(*given.values(), extra=3)
+    assert (made.model, made.args, made.extra) == (model, config, 3)
+    assert (made.train_dataset, made.eval_dataset) == ("packs", "others")
+    assert made.named == {"train_dataset": "packs", "eval_dataset": "others"}
