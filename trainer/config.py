@@ -25,6 +25,10 @@ Paths = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isi
 """Values of an option that may be given several times."""
 
 
+Tracker = Literal["tensorboard", "wandb"]
+"""Packages that show a run's figures."""
+
+
 NEEDS = {
     **dict.fromkeys(("world", "pack", "cp_rank"), ("dry_run", "--dry-run, or leave it out")),
     **dict.fromkeys(
@@ -32,6 +36,8 @@ NEEDS = {
     ),
     **dict.fromkeys(("lora_alpha", "lora_targets", "keep_adapters"), ("lora", "--lora with a rank")),
     "eval_every": ("eval_data", "--eval-data with a dataset"),
+    "report_to": ("report_dir", "--report-dir with a folder for its files"),
+    "report_dir": ("report_to", "--report-to tensorboard or wandb"),
 }
 """Options that mean nothing without another one: the other, and what to add."""
 
@@ -137,7 +143,10 @@ class TrainConfig(BaseModel):
     peak_tflops: float | None = Field(
         None, gt=0, description="Peak speed of one device, to report model FLOPs utilisation."
     )
-    tensorboard: Path | None = Field(None, description="Folder for TensorBoard's files, written by rank 0.")
+    report_to: tuple[Tracker, ...] = Field(
+        (), description="What else gets each step's figures: tensorboard or wandb; may be given several times."
+    )
+    report_dir: Path | None = Field(None, description="Folder for the files of --report-to, written by rank 0.")
     profile: Path | None = Field(None, description="Folder for each rank's trace of steps 4 to 6, by torch.profiler.")
     eval_data: str | None = Field(None, description="Dataset to evaluate on.")
     eval_every: int | None = Field(

@@ -1,19 +1,22 @@
-"""What is seen of a run: the figures of each step as JSON Lines and for TensorBoard, each rank's work, a profile."""
+"""Figures of a run's steps, as JSON Lines and for trackers; each rank's work; a profile."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TILE
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
@@ -131,12 +134,56 @@ class TensorBoardFiles:
         self._writer = SummaryWriter(folder, purge_step=after + 1)
 
     def write(self, figures: StepFigures) -> None:
-        for name, value in figures.named().items():
-            if isinstance(value, int | float) and name != "step":
-                self._writer.add_scalar(name, value, figures.step)
+        for name, value in _numbers(figures).items():
+            self._writer.add_scalar(name, value, figures.step)
 
     def close(self) -> None:
         self._writer.close()
+
+
+WANDB_RUN = "wandb-run"
+"""File of a folder with the id of the run that is reported from there."""
+
+
+class WandbRun:
+    """The same figures as a run of Weights & Biases, which the package's own variables name (``WANDB_PROJECT`` ...).
+
+    Args:
+        folder: for the package's files; created if missing. It remembers the run, which a resumed one continues.
+        after: the step after which the run continues; with 0 it is a new one. Steps that are done again are not
+            reported again.
+        config: settings to show beside the run.
+
+    Raises:
+        ConfigError: the package does not start a run, as where nobody has logged in.
+    """
+
+    def __init__(self, folder: Path, *, after: int, config: Mapping[str, Any] | None = None) -> None:
+        wandb: Any = import_module("wandb")
+        folder.mkdir(parents=True, exist_ok=True)
+        remembered = folder / WANDB_RUN
+        if not after or not remembered.exists():
+            remembered.write_text(uuid4().hex, encoding="utf-8")
+        known = remembered.read_text(encoding="utf-8").strip()
+        try:
+            self._run: Any = wandb.init(dir=str(folder), id=known, resume="allow", config=dict(config or {}))
+        except Exception as error:  # each of its errors has a class of its own
+            raise ConfigError(
+                f"--report-to wandb: it starts no run ({' '.join(str(error).split())[:200]}); run wandb login, or set "
+                "WANDB_MODE=offline"
+            ) from None
+
+    def write(self, figures: StepFigures) -> None:
+        self._run.log(_numbers(figures), step=figures.step, commit=True)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _numbers(figures: StepFigures) -> dict[str, int | float]:
+    """The figures that are a number each."""
+    named = figures.named().items()
+    return {name: value for name, value in named if isinstance(value, int | float) and name != "step"}
 
 
 SKIPPED, WARMED_UP, RECORDED = 2, 1, 3

@@ -96,11 +96,12 @@ def prepare(
             f"{' + '.join(config.data)} has only {dataset.n_packs} packs: lower --accumulate, or start fewer processes"
         )
     evaluation = None if config.eval_data is None else open_dataset(config, config.eval_data, cp_rank)
-    if config.tensorboard is not None and find_spec("tensorboard") is None:
-        raise ConfigError(
-            f"--tensorboard is {config.tensorboard}, and the package tensorboard is not installed: "
-            "pip install tensorboard, or leave the option out"
-        )
+    for package in config.report_to:
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"--report-to is {package}, and the package {package} is not installed: pip install {package}, or "
+                "leave the option out"
+            )
     datasets = [dataset, *([evaluation] if evaluation is not None else [])]
     parts, trains = _check_parts(config)
     config, memory = _check_model(config, datasets, world_size=world_size, device_type=device_type, trains=trains)

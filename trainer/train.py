@@ -28,7 +28,7 @@ from preshard.trainer.distributed.processes import Processes, first_difference, 
 from preshard.trainer.dry_run.report import describe
 from preshard.trainer.dry_run.run import dry_run
 from preshard.trainer.loop import run
-from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles
+from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles, WandbRun
 from preshard.trainer.setup import Job, make_mesh, prepare
 
 T = TypeVar("T")
@@ -98,11 +98,7 @@ def train(job: Job, here: Processes) -> int:
         for name, fault in job.damaged.items():
             click.echo(f"trainer: the checkpoint {name} is damaged, and passed over ({fault})", err=True)
         click.echo(without_secrets(_describe_start(job, here.world_size)), err=True)
-    writers: list[MetricsFile | TensorBoardFiles] = []
-    if here.rank == 0 and config.metrics is not None:
-        writers.append(MetricsFile(config.metrics, after=job.start.step))
-    if here.rank == 0 and config.tensorboard is not None:
-        writers.append(TensorBoardFiles(config.tensorboard, after=job.start.step))
+    writers = _writers(job) if here.rank == 0 else []
 
     def report(figures: StepFigures) -> None:
         for writer in writers:
@@ -127,6 +123,21 @@ def train(job: Job, here: Processes) -> int:
             click.echo(f"trainer: stopped by a signal after step {done}{saved}", err=True)
         return 1
     return 0
+
+
+def _writers(job: Job) -> list[MetricsFile | TensorBoardFiles | WandbRun]:
+    """What gets the figures of each step."""
+    config, after = job.config, job.start.step
+    writers: list[MetricsFile | TensorBoardFiles | WandbRun] = []
+    if config.metrics is not None:
+        writers.append(MetricsFile(config.metrics, after=after))
+    for kind in config.report_to:
+        assert config.report_dir is not None, "asked before"
+        if kind == "tensorboard":
+            writers.append(TensorBoardFiles(config.report_dir, after=after))
+        else:
+            writers.append(WandbRun(config.report_dir, after=after, config=config.model_dump(mode="json")))
+    return writers
 
 
 def _describe_start(job: Job, world_size: int) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles, WandbRun
 
 STEP = StepFigures(
     step=1,
@@ -66,3 +67,24 @@ def test_a_resumed_run_goes_on_with_the_curves(tmp_path: Path) -> None:
     assert set(read.Tags()["scalars"]) == {*STEP.named()} - lists - {"mfu"}
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, 11), (2, 12), (3, 23), (4, 24)]
     assert [(event.step, event.value) for event in read.Scalars("eval_loss")] == [(2, 1.5)]
+
+
+@pytest.mark.process  # wandb starts one
+def test_a_resumed_run_goes_on_with_its_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a figure is not reported, a resumed run begins another one, or a new run goes on with an old one."""
+    wandb = pytest.importorskip("wandb", reason="needs wandb, which make test-matrix installs")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_PROJECT": "tests"}.items():
+        monkeypatch.setenv(name, value)
+    ids = []
+    for after, steps in ((0, (1, 2, 3)), (2, (3, 4)), (0, (1,))):
+        run = WandbRun(tmp_path / "runs", after=after, config={"lr": 0.1})
+        ids.append(wandb.run.id)
+        for step in steps:
+            run.write(replace(STEP, step=step, loss=10.0 + step))
+        assert wandb.run.summary["loss"] == 10.0 + steps[-1]
+        run.close()
+    assert ids[0] == ids[1] != ids[2]
+    assert [wandb.run is None, len(list((tmp_path / "runs" / "wandb").glob("offline-run-*")))] == [True, 3]
+    monkeypatch.setattr(wandb, "init", lambda **_: (_ for _ in ()).throw(RuntimeError("no\nkey")))
+    with pytest.raises(ConfigError, match=r"it starts no run \(no key\); run wandb login, or set WANDB_MODE=offline"):
+        WandbRun(tmp_path / "runs", after=0)

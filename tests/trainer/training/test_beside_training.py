@@ -99,5 +99,6 @@ def test_work_is_what_the_tables_of_packs_count(texts: Path) -> None:
 def test_without_tensorboard_one_line_says_so(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a run begins and then ends with a traceback, because a package is missing."""
     monkeypatch.setitem(sys.modules, "tensorboard", None)
+    given = {**options, "steps": 1, "report_to": ["tensorboard"], "report_dir": "run/curves"}
     with pytest.raises(ConfigError, match="pip install tensorboard"):
-        prepare(make_config({**options, "steps": 1, "tensorboard": "run/curves"}), rank=0, world_size=1)
+        prepare(make_config(given), rank=0, world_size=1)
