@@ -54,6 +54,8 @@ def pack(
     executor: str = "auto",
     ray_address: str | None = None,
     num_cpus: int | None = None,
+    wait_for_workers: float | None = None,
+    skip_bad_nodes: bool = False,
     progress: bool = True,
     **configuration: Any,
 ) -> Packed:
@@ -85,7 +87,10 @@ def pack(
     with ExitStack() as stack:
         listener = ConsoleProgress() if progress else NoProgress()
         stack.callback(listener.close)
-        tasks = stack.enter_context(choose_executor(executor, ray_address, num_cpus, listener))
+        where = choose_executor(
+            executor, ray_address, num_cpus, listener, wait_minutes=wait_for_workers, skip_bad_nodes=skip_bad_nodes
+        )
+        tasks = stack.enter_context(where)
         outcome = run_job(sources, os.fspath(output), loaded, tasks, listener, media=media)
     check_rejects(os.fspath(output), outcome.manifest, max_rejects, allow_lost_files=allow_lost_files)
     counts = outcome.manifest.counts

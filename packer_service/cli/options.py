@@ -88,19 +88,37 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Where tasks run: the command gets ``run_tasks``, which gives what runs a job's tasks and what hears of them."""
 
     @wraps(command)
-    def running(executor: str, ray_address: str | None, num_cpus: int | None, **given: Any) -> Any:
+    def running(
+        executor: str,
+        ray_address: str | None,
+        num_cpus: int | None,
+        wait_for_workers: float | None,
+        skip_bad_nodes: bool,
+        **given: Any,
+    ) -> Any:
         @contextmanager
         def run_tasks() -> Iterator[tuple[Executor, ConsoleProgress]]:
             with (
                 closing(ConsoleProgress()) as progress,
-                choose_executor(executor, ray_address, num_cpus, progress) as tasks,
+                choose_executor(
+                    executor,
+                    ray_address,
+                    num_cpus,
+                    progress,
+                    wait_minutes=wait_for_workers,
+                    skip_bad_nodes=skip_bad_nodes,
+                ) as tasks,
             ):
                 yield tasks, progress
 
         return command(run_tasks=run_tasks, **given)
 
+    text = "Leaves out nodes of Ray that differ from this machine, instead of ending."
+    options = click.option("--skip-bad-nodes", is_flag=True, help=text)(running)
+    text, minutes = "Longest time without a task that runs on Ray; 30 by default.", click.FloatRange(min=0)
+    options = click.option("--wait-for-workers", type=minutes, metavar="MINUTES", help=text)(options)
     text = "CPUs to use of this machine; all by default."
-    options = click.option("--num-cpus", type=click.IntRange(min=1), help=text)(running)
+    options = click.option("--num-cpus", type=click.IntRange(min=1), help=text)(options)
     text = "Runs tasks on Ray: the address of a cluster, `auto` for the one around, `local` for a new one."
     options = click.option("--ray-address", metavar="ADDR", help=text)(options)
     text = "`local` runs tasks on this machine without Ray; `auto` does so unless an address of Ray is given."

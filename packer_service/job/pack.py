@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from preshard.packer_service.ingest.carried import files_to_carry
+from preshard.packer_service.ingest.carried import FILES, files_to_carry
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.packed.settings import dataset_notes, packed_target
@@ -28,12 +28,16 @@ from preshard.packer_service.job.planning.where import check_where
 from preshard.packer_service.job.stages import FEW_BYTES, PackingJob, plan, with_copies, write_missing
 from preshard.packer_service.report.console import mixture_lines, several
 from preshard.packer_service.report.planned.limits import rejected_when_written
-from preshard.packer_service.runtime.executors import Executor
+from preshard.packer_service.runtime.executors import Executor, OnNodes
 from preshard.packer_service.runtime.progress import Progress
+from preshard.packer_service.runtime.proof import MOST_ENTRIES, Place, make_proof
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, PlanError
 from preshard.schemas.manifest import RUN, CarriedFile, ManifestHead
+
+NODES = "nodes"
+"""Folder, in that of the work, of the files by which nodes prove that they share it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +116,9 @@ def pack(
             few_bytes=few_bytes,
             partition_rows=partition_rows,
         )
+        if isinstance(executor, OnNodes):
+            nodes, places = (claim.work / NODES).location, _places(found, config, media)
+            executor.require(lambda: make_proof(out, nodes, places))
         try:
             return _run(job, found, fragments, target, write_carried(folder, carried.files))
         except (ConfigError, PlanError) as error:
@@ -123,6 +130,16 @@ def pack(
             if manifest is None:
                 raise
             return Outcome(manifest=manifest, already_done=True, seconds={})
+
+
+def _places(found: Sources, config: PackConfig, media: AllowedMedia) -> list[Place]:
+    """Files and folders that every node has to see."""
+    files = found.files[:MOST_ENTRIES]
+    named = [("SOURCE", file.uri) for file in files]
+    named += [("the folder of media", folder) for folder in dict.fromkeys(file.media.folder for file in files)]
+    named += media.named()
+    named += [(key, str(value)) for key in FILES if (value := getattr(config, key)) is not None]
+    return [Place(item=item, location=location, remedy="mount it there") for item, location in named]
 
 
 def _check_writable(folder: Folder) -> None:

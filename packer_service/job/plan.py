@@ -146,6 +146,11 @@ class PlannedShardRef:
     def n_packs(self) -> int:
         return sum(part.end - part.first for part in self.parts)
 
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return self.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from preshard.schemas.errors import ConfigError, PreshardError
+
+if TYPE_CHECKING:
+    from preshard.packer_service.runtime.proof import Proof
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,6 +31,8 @@ class Failure:
     traceback: str
     is_config: bool = False
     """Whether the command is wrong, which the reason says alone."""
+    node: str = ""
+    """The node of a cluster that it ran on."""
 
 
 def attempt(function: Callable[[T], R], item: T) -> R | Failure:
@@ -50,10 +55,11 @@ def result_of(found: Any) -> Any:
     if not isinstance(found, Failure):
         return found
     failure: PreshardError
+    node = f" on node {found.node}" if found.node else ""
     if found.is_config:
-        failure = ConfigError(found.reason)
+        failure = ConfigError(f"{found.reason} (said by a task{node})" if node else found.reason)
     else:
-        failure = TaskError(f"a task failed ({found.reason}); finished work is kept")
+        failure = TaskError(f"a task failed{node} ({found.reason}); finished work is kept")
     failure.add_note(found.traceback)
     raise failure
 
@@ -76,6 +82,14 @@ class Executor(Protocol):
     """Runs a function over items, anywhere and in any order, and yields each result with its item's index."""
 
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]: ...
+
+
+@runtime_checkable
+class OnNodes(Protocol):
+    """An executor whose tasks run on nodes that may differ from this machine."""
+
+    def require(self, make_proof: Callable[[], Proof]) -> None:
+        """Has each process of a node prove itself before its first task; ``make_proof`` is called when one starts."""
 
 
 class MadeItems(Sequence[T]):

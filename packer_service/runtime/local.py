@@ -7,16 +7,19 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from preshard.packer_service.runtime.executors import Executor, Failure, attempt, last_line, result_of
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.workers import CallFailedError, Limits, Worker
 from preshard.schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from preshard.packer_service.runtime.proof import Proof
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -166,7 +169,15 @@ def count_cpus() -> int:
 
 
 @contextmanager
-def choose_executor(kind: str, address: str | None, num_cpus: int | None, progress: Progress) -> Iterator[Executor]:
+def choose_executor(
+    kind: str,
+    address: str | None,
+    num_cpus: int | None,
+    progress: Progress,
+    *,
+    wait_minutes: float | None = None,
+    skip_bad_nodes: bool = False,
+) -> Iterator[Executor]:
     """What runs tasks for as long as the block lasts.
 
     Args:
@@ -174,7 +185,9 @@ def choose_executor(kind: str, address: str | None, num_cpus: int | None, progre
             process has started a Ray, and else ``local``.
         address: as of :func:`preshard.packer_service.runtime.ray.ray_cluster`.
         num_cpus: CPUs to use, where Ray does not run already.
-        progress: told that Ray starts.
+        progress: told that Ray starts, and what it waits for.
+        wait_minutes: longest time without a task that runs on Ray; by default half an hour.
+        skip_bad_nodes: whether a node that differs from this machine is left out instead of ending the job.
 
     Raises:
         ConfigError: there is no executor of this name, or an address is given for one that has none.
@@ -185,7 +198,11 @@ def choose_executor(kind: str, address: str | None, num_cpus: int | None, progre
         raise ConfigError(f"--ray-address {address}: has no effect with --executor local; leave one of them out")
     on_ray = kind == "ray" or (kind == "auto" and bool(address or os.environ.get("RAY_ADDRESS") or _has_ray()))
     with ExitStack() as stack:
-        yield _RayOnUse(stack, address, num_cpus, progress) if on_ray else stack.enter_context(LocalExecutor(num_cpus))
+        if on_ray:
+            asked = {"skip_bad": skip_bad_nodes} | ({} if wait_minutes is None else {"wait_minutes": wait_minutes})
+            yield _RayOnUse(stack, address, num_cpus, progress, asked)
+        else:
+            yield stack.enter_context(LocalExecutor(num_cpus))
 
 
 def _has_ray() -> bool:
@@ -196,12 +213,24 @@ def _has_ray() -> bool:
 class _RayOnUse:
     """Starts Ray with the first task, so that a run with nothing to do does not wait for it."""
 
-    def __init__(self, stack: ExitStack, address: str | None, num_cpus: int | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        stack: ExitStack,
+        address: str | None,
+        num_cpus: int | None,
+        progress: Progress,
+        asked: Mapping[str, Any],
+    ) -> None:
         self.stack = stack
+        self.asked = asked
+        self.make_proof: Callable[[], Proof] | None = None
         self.address = address
         self.num_cpus = num_cpus
         self.progress = progress
         self.executor: Executor | None = None
+
+    def require(self, make_proof: Callable[[], Proof]) -> None:
+        self.make_proof = make_proof
 
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         if not items:
@@ -210,7 +239,9 @@ class _RayOnUse:
             self.progress.note("starting Ray")
             # a thread that outlives the job for a moment must not start another Ray
             os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+            from preshard.packer_service.runtime.nodes import Nodes
             from preshard.packer_service.runtime.ray import ray_cluster
 
-            self.executor = self.stack.enter_context(ray_cluster(self.address, self.num_cpus))
+            nodes = Nodes(note=self.progress.note, make_proof=self.make_proof, **self.asked)
+            self.executor = self.stack.enter_context(ray_cluster(self.address, self.num_cpus, nodes))
         yield from self.executor.run(function, items)

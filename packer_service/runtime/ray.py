@@ -9,9 +9,10 @@ import queue
 import signal
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from ray.util.metrics import Counter, Gauge
 
 from preshard.packer_service.runtime.executors import (
     REASON_CHARACTERS,
+    Failure,
     TaskCounts,
     TaskError,
     attempt,
@@ -31,7 +33,9 @@ from preshard.packer_service.runtime.executors import (
     result_of,
 )
 from preshard.packer_service.runtime.interrupt import exit_at_once
+from preshard.packer_service.runtime.nodes import LOOK_SECONDS, Here, Nodes, Standstill, forget, here, noted
 from preshard.packer_service.runtime.probe import RayLostError, Service, until_lost
+from preshard.packer_service.runtime.proof import Proof
 from preshard.schemas.errors import ConfigError
 
 T = TypeVar("T")
@@ -60,57 +64,101 @@ class RayExecutor:
     Args:
         services: processes of Ray without which no result arrives.
         window: most tasks that Ray is given at once, of which two windows may overlap; by default, for the cluster.
+        nodes: what the job asks of its nodes.
     """
 
     services: Sequence[Service]
     window: int | None = None
+    nodes: Nodes = field(default_factory=Nodes)
+
+    def require(self, make_proof: Callable[[], Proof]) -> None:
+        self.nodes.make_proof = make_proof
 
     def run(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R]]:
         if not items:
             return
-        task = _Task(function)
+        task = _Task(function, self.nodes.proof)
         metrics = JobMetrics(task.__name__, len(items))
         try:
-            for row in until_lost(partial(_rows, task, items, self.window), self.services):
+            for row in until_lost(partial(_rows, task, items, self.window, self.nodes), self.services):
                 result = result_of(pickle.loads(row["result"]))
                 metrics.done(result)
                 yield row["index"], result
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause = getattr(error, "cause", None) or error
+            node = f" on node {error.ip}" if getattr(error, "ip", None) else ""
             raise TaskError(
-                f"a task failed ({type(cause).__name__}: {last_line(cause)}); finished work is kept"
+                f"a task failed{node} ({type(cause).__name__}: {last_line(cause)}); finished work is kept"
             ) from error
 
 
-def _rows(task: _Task, items: Sequence[Any], size: int | None) -> Iterator[dict[str, Any]]:
-    """Yields one row for each finished item.
+def _rows(task: _Task, items: Sequence[Any], size: int | None, nodes: Nodes) -> Iterator[dict[str, Any]]:
+    """Yields one row for each finished item. What a node that differs has returned is done again on others."""
+    _keep_quiet()
+    standstill = Standstill(task.run, len(items), nodes)
+    numbers: Sequence[int] = range(len(items))
+    try:
+        while numbers:
+            again = list[int]()
+            for row in _windows(task, items, numbers, size, nodes, standstill):
+                where = Here(row["node_id"], row["node"])
+                fault = row["fault"]
+                if row["proof"] and not fault and task.proof is not None and not task.proof.is_seen(row["proof"]):
+                    fault = task.proof.unseen
+                if fault:
+                    nodes.refuse(where, fault)
+                if where.node_id in nodes.bad:
+                    again.append(row["index"])
+                else:
+                    standstill.move()
+                    yield row
+            numbers = again
+    except TaskError:
+        # pipelines that are left behind end with the connection, of which Ray Data would print the stack
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        raise
+    finally:
+        forget(task.run)
+
+
+def _windows(
+    task: _Task, items: Sequence[Any], numbers: Sequence[int], size: int | None, nodes: Nodes, standstill: Standstill
+) -> Iterator[dict[str, Any]]:
+    """Runs the items of these numbers.
 
     Ray Data wants the whole input of a pipeline before its first task runs, and holds it until the last one has ended.
     So the items come in windows, each a pipeline of its own, and the next window begins when fewer tasks are left than
     there are CPUs: none of them waits for the last task of a window.
     """
-    _keep_quiet()
     found: queue.Queue[Any] = queue.Queue(maxsize=1)
     begun = left = 0
-    while begun < len(items):
-        cpus = int(ray.cluster_resources().get("CPU", 1))  # of a cluster that may have grown
-        window = range(begun, min(begun + (size or max(LEAST_WINDOW, TASKS_PER_CPU * cpus)), len(items)))
-        threading.Thread(target=_run_window, args=(task, items, window, found), daemon=True, name="window").start()
-        begun, left = window.stop, left + len(window)
-        while left > (cpus if begun < len(items) else 0):
-            row = found.get()
+    while begun < len(numbers):
+        cpus = int(ray.cluster_resources().get("CPU", 0))  # of a cluster that may have grown
+        window = numbers[begun : begun + (size or max(LEAST_WINDOW, TASKS_PER_CPU * cpus))]
+        threading.Thread(
+            target=_run_window, args=(task, items, window, nodes.placement, found), daemon=True, name="window"
+        ).start()
+        begun, left = begun + len(window), left + len(window)
+        while left > (cpus if begun < len(numbers) else 0):
+            try:
+                row = found.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                standstill.look()
+                continue
             if isinstance(row, BaseException):
                 raise row
             left -= 1
             yield row
 
 
-def _run_window(task: _Task, items: Sequence[Any], window: range, found: queue.Queue[Any]) -> None:
+def _run_window(
+    task: _Task, items: Sequence[Any], window: Sequence[int], placement: dict[str, Any], found: queue.Queue[Any]
+) -> None:
     """Runs some of the items as one pipeline; what it finds, or the error that ends it, goes into the queue."""
     try:
         # one item per block: the driver holds references, and Ray's store the items, which it can spill
         blocks = [ray.put(pa.table({"index": [i], "item": [pickle.dumps(items[i])]})) for i in window]
-        for row in ray.data.from_arrow_refs(blocks).map(task, num_cpus=1).iter_rows():
+        for row in ray.data.from_arrow_refs(blocks).map(task, num_cpus=1, **placement).iter_rows():
             found.put(row)
     except BaseException as error:  # it belongs to the thread that waits
         found.put(error)
@@ -119,20 +167,54 @@ def _run_window(task: _Task, items: Sequence[Any], window: range, found: queue.Q
 class _Task:
     """Makes a function of items one of rows. Items and results are pickled, so that Arrow guesses no types from them.
 
-    A failure is a result too: of an exception, Ray would log the stack and replace the reason by words of its own.
+    A failure is a result too: of an exception, Ray would log the stack and replace the reason by words of its own. A
+    process proves its node before its first task, of which it says so.
+
+    Args:
+        function: of an item.
+        proof: what processes prove, if anything.
     """
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[Any], Any], proof: Proof | None) -> None:
+        self.function, self.proof = function, proof
         self.__name__ = getattr(getattr(function, "func", function), "__name__", "task")
+        self.run = f"preshard-{uuid.uuid4().hex}"
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        found = attempt(self.function, pickle.loads(row["item"]))
-        return {"index": row["index"], "result": pickle.dumps(found)}
+        where, index = here(), row["index"]
+        name, fault = _prove(self.proof) if self.proof is not None else ("", None)
+        said = {"index": index, "node_id": where.node_id, "node": where.name, "proof": name, "fault": fault or ""}
+        if fault:
+            return {**said, "result": b""}
+        item = pickle.loads(row["item"])
+        with noted(self.run, index, label_of(item, index), where):
+            found = attempt(self.function, item)
+        if isinstance(found, Failure):
+            found = replace(found, node=where.name)
+        return {**said, "result": pickle.dumps(found)}
+
+
+_PROVEN = dict[str, str | None]()
+"""Tokens of the jobs for which this process has proved its node, with the fault."""
+
+
+def _prove(proof: Proof) -> tuple[str, str | None]:
+    """The file that a process has just written for the driver, empty where it has done so before; and the fault."""
+    if proof.token in _PROVEN:
+        return "", _PROVEN[proof.token]
+    name = f"{proof.token}-{ray.get_runtime_context().get_worker_id()}"
+    _PROVEN[proof.token] = fault = proof.fault(name)
+    return name, fault
+
+
+def label_of(item: Any, index: int) -> str:
+    """How messages name an item: by the label of it, or of the last of several parts."""
+    part = item[-1] if isinstance(item, tuple) else item
+    return str(getattr(part, "label", None) or f"task {index + 1}")
 
 
 @contextmanager
-def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecutor]:
+def ray_cluster(address: str | None, num_cpus: int | None, nodes: Nodes | None = None) -> Iterator[RayExecutor]:
     """Connects to the Ray cluster at ``address``, or starts one on this machine, for as long as the block lasts.
 
     Without an address, the one in ``RAY_ADDRESS`` is taken, which ``ray job submit`` sets, and else this machine. A Ray
@@ -142,8 +224,9 @@ def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecut
         ConfigError: no Ray answers at the address, or ``num_cpus`` is given for a cluster.
         RayLostError: a Ray on this machine did not start.
     """
+    nodes = nodes or Nodes()
     if ray.is_initialized():
-        yield RayExecutor(services=_services(HEAD_PATIENCE))
+        yield RayExecutor(services=_services(HEAD_PATIENCE), nodes=nodes)
         return
     target = address or os.environ.get("RAY_ADDRESS") or "local"
     if target != "local" and num_cpus is not None:
@@ -152,7 +235,7 @@ def ray_cluster(address: str | None, num_cpus: int | None) -> Iterator[RayExecut
         )
     _connect(target, num_cpus)
     try:
-        yield RayExecutor(services=_services(0.0 if target == "local" else HEAD_PATIENCE))
+        yield RayExecutor(services=_services(0.0 if target == "local" else HEAD_PATIENCE), nodes=nodes)
     except RayLostError:
         raise  # shutting down would wait for processes that are gone
     except BaseException:
@@ -216,7 +299,8 @@ def _connect(target: str, num_cpus: int | None) -> None:
         with _keep_sigterm(), _time_limit():
             ray.init(address=target, log_to_driver=False, logging_level="error", **local)
     except (ConnectionError, ValueError) as error:
-        raise ConfigError(f"--ray-address {target}: no Ray answers there ({_one_line(error)})") from None
+        token = "; if it requires a token, copy ~/.ray/auth_token of its head here and set RAY_AUTH_MODE=token"
+        raise ConfigError(f"--ray-address {target}: no Ray answers there ({_one_line(error)}){token}") from None
     except Exception as error:  # Ray raises plain ones when its processes end while it starts
         raise RayLostError(f"it could not be started: {_one_line(error)}") from error
 

@@ -75,9 +75,11 @@ class Machine:
             check=False,
         )
 
-    def submit(self, dashboard: str, job: Sequence[str], **variables: str) -> tuple[int, str]:
+    def submit(
+        self, dashboard: str, job: Sequence[str], folder: Path = REPOSITORY, **variables: str
+    ) -> tuple[int, str]:
         """Exit status and words of a command of the page that submits a job to the dashboard at an address."""
-        done = self.run([dashboard if word == "http://HEAD:8265" else word for word in job], **variables)
+        done = self.run([dashboard if word == "http://HEAD:8265" else word for word in job], folder, **variables)
         return done.returncode, done.stdout + done.stderr
 
     def install(self, wheel: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -14,20 +15,28 @@ MOST_BYTES = 3_500_000
 
 
 def test_what_is_uploaded_is_what_packs(
-    machine: Machine, tiny_source: Path, options: list[str], wheel: Path, tmp_path: Path
+    machine: Machine, tiny_source: Path, tiny_dataset: Path, options: list[str], wheel: Path, tmp_path: Path
 ) -> None:
     """Fails when Ray does not take the page's command, or what is uploaded misses a file of the packer's, needs the
-    project to be installed, does not pack with interpreted loops, or is megabytes of what packing does not need. That a
+    project to be installed, does not pack with interpreted loops, or has datasets and data that lie there. That a
     head runs the command, and that its workers find what was uploaded, test_submit.py.
     """
     assert machine.run([machine.python, "-P", "-c", "import preshard"]).returncode, "not from the upload"
     words = submitted(UPLOADING, tiny_source, tmp_path / "uploaded", options)
+    cloned = tmp_path / "cloned"
+    shutil.copytree(wheel.parent / "source", cloned, symlinks=True)  # what git tracks
+    shutil.copytree(tiny_dataset, cloned / "packed")
+    (cloned / "data" / "videos").mkdir(parents=True)
+    (cloned / "data" / "videos" / "one.mp4").write_bytes(bytes(10_000))
+    (cloned / "own_form.py").write_text("def read(row): return row\n", encoding="utf-8")
     with dashboard() as (address, taken):
-        status, said = machine.submit(address, words)
+        status, said = machine.submit(address, words, folder=cloned)
     assert status == 0, said
     assert taken.command == words[words.index("--") + 1 :]
     assert len(taken.package) < MOST_BYTES
     checkout = taken.unpack(tmp_path / "checkout")
+    assert (checkout / "own_form.py").exists()
+    assert not [name for name in ("packed", "data", "README.md") if list((checkout / name).rglob("*.*"))]
     with zipfile.ZipFile(wheel) as whole:
         ours = [name for name in whole.namelist() if name.startswith(("preshard/packer_service/", "preshard/schemas/"))]
         packed = {name: whole.read(name) for name in ours}

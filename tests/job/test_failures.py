@@ -63,7 +63,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tin
     """The command ``preshard pack``, its tasks run in this process: its exit status and last line."""
 
     def run(source: Path, out: Path, executor: PlainExecutor) -> tuple[int, str]:
-        monkeypatch.setattr("preshard.packer_service.cli.options.choose_executor", lambda *_: nullcontext(executor))
+        monkeypatch.setattr(
+            "preshard.packer_service.cli.options.choose_executor", lambda *_, **__: nullcontext(executor)
+        )
         words = [word for setting in tiny_settings for word in ("--set", setting)]
         with pytest.raises(SystemExit) as stopped:
             main(["pack", str(source), "--out", str(out), *words])

@@ -127,6 +127,11 @@ class Fragment:
     start: int
     end: int
 
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return f"{self.file.label} from {self.start} to {self.end}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowReference:
