@@ -91,10 +91,10 @@ def _of_files(files: Mapping[str, bytes]) -> Vocabulary:
     named = {name for name in _named_tokens(configured) if name not in ids and name not in listed}
     pieces = {}
     if model.get("type", "BPE") in ("BPE", "Unigram"):
+        spelled = WRITES_TIMES | SPACES.keys()
         for piece, number in listed.items():
-            text = "".join(SPACES.get(character, character) for character in piece)
-            if text and WRITES_TIMES.issuperset(text):
-                pieces[number] = text
+            if piece and spelled.issuperset(piece):  # asked of all 150,000
+                pieces[number] = "".join(SPACES.get(character, character) for character in piece)
     largest = max([*listed.values(), *ids.values()], default=-1)
     return Vocabulary(ids=ids, largest=None if named else largest, pieces=pieces)
 
