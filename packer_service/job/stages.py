@@ -16,11 +16,12 @@ from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.job.ownership import Claim
 from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.planning.blame import Blame
 from preshard.packer_service.job.planning.measure import measure_and_keep
 from preshard.packer_service.job.planning.measured import COPIES, KeptFragment, find_measured
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.job.writing.records import GROUP, build_and_keep, find_kept, group_folder, record_name
-from preshard.packer_service.runtime.executors import Executor, MadeItems, PlainExecutor, TaskCounts
+from preshard.packer_service.runtime.executors import Executor, MadeItems, OnNodes, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import shard_name
@@ -117,7 +118,10 @@ def _measure_missing(
     if len(missing) < len(fragments):
         job.progress.note(f"found {len(fragments) - len(missing)} of {len(fragments)} fragments measured before")
     measure = partial(measure_and_keep, config=job.config, work=job.work.location)
+    blame, executor = Blame(work=job.work, config=job.config), job.executor
     for result in _run_tasks(job, "measured fragments", measure, [(i, fragments[i]) for i in missing]):
+        if isinstance(executor, OnNodes):
+            blame.check(fragments[result.kept.number], result, executor.node)
         kept[result.kept.number] = result.kept
     return kept
 

@@ -88,6 +88,10 @@ class Executor(Protocol):
 class OnNodes(Protocol):
     """An executor whose tasks run on nodes that may differ from this machine."""
 
+    @property
+    def node(self) -> str:
+        """The node that the last result came from, as messages name it."""
+
     def require(self, make_proof: Callable[[], Proof]) -> None:
         """Has each process of a node prove itself before its first task; ``make_proof`` is called when one starts."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from preshard.packer_service.runtime.executors import Executor, Failure, attempt, last_line, result_of
+from preshard.packer_service.runtime.executors import Executor, Failure, OnNodes, attempt, last_line, result_of
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.workers import CallFailedError, Limits, Worker
 from preshard.schemas.errors import ConfigError
@@ -228,6 +228,10 @@ class _RayOnUse:
         self.num_cpus = num_cpus
         self.progress = progress
         self.executor: Executor | None = None
+
+    @property
+    def node(self) -> str:
+        return self.executor.node if isinstance(self.executor, OnNodes) else ""
 
     def require(self, make_proof: Callable[[], Proof]) -> None:
         self.make_proof = make_proof

@@ -58,6 +58,8 @@ class Nodes:
     make_proof: Callable[[], Proof] | None = None
     bad: dict[str, str] = field(default_factory=dict)
     """Ids of nodes that are left out, and their names."""
+    last: str = ""
+    """The node that the last result came from."""
     _proof: Proof | None = None
 
     @property

@@ -71,6 +71,10 @@ class RayExecutor:
     window: int | None = None
     nodes: Nodes = field(default_factory=Nodes)
 
+    @property
+    def node(self) -> str:
+        return self.nodes.last
+
     def require(self, make_proof: Callable[[], Proof]) -> None:
         self.nodes.make_proof = make_proof
 
@@ -83,6 +87,7 @@ class RayExecutor:
             for row in until_lost(partial(_rows, task, items, self.window, self.nodes), self.services):
                 result = result_of(pickle.loads(row["result"]))
                 metrics.done(result)
+                self.nodes.last = row["node"]
                 yield row["index"], result
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause = getattr(error, "cause", None) or error

@@ -17,6 +17,7 @@ from process_trees import kill_tree
 from ray_nodes import Machine, Node, ray_node, shards
 
 from preshard.packer_service.demo.model import write_model_folder
+from preshard.schemas import VERSION
 
 pytestmark = pytest.mark.cluster
 
@@ -82,7 +83,7 @@ def unseen(place: Callable[[Given], Path]) -> Callable[[Given, Node], object]:
 
 
 CASES = {
-    "another .py": (other_code, "preshard 0.3.0 with other code (SHA-256 "),
+    "another .py": (other_code, f"preshard {VERSION} with other code (SHA-256 "),
     "another Pillow": (other_pillow, "pillow 0.1, the driver has "),
     "an output of its own": (unseen(lambda given: given.out), "--out {out}: is not the folder that the driver sees"),
     "no media": (unseen(lambda given: given.source / "images"), "the folder of media {source}/images/0.png: is not"),

@@ -11,6 +11,7 @@ import pytest
 
 from preshard.packer_service.runtime import proof as proving
 from preshard.packer_service.runtime.proof import Place, Proof, make_proof
+from preshard.schemas import VERSION
 
 
 @pytest.fixture
@@ -54,9 +55,9 @@ def without(name: str) -> Callable[[Proof, Path], Proof]:
 FAULTS = {
     "preshard": (
         with_software("preshard"),
-        "preshard 0.3.0, the driver has 0.1; run on it: pip install 'preshard==0.1'",
+        f"preshard {VERSION}, the driver has 0.1; run on it: pip install 'preshard==0.1'",
     ),
-    "code": (with_software("code"), "preshard 0.3.0 with other code (SHA-256 "),
+    "code": (with_software("code"), f"preshard {VERSION} with other code (SHA-256 "),
     "pillow": (with_software("pillow"), "pillow 1"),
     "Python": (with_software("Python"), "Python 3."),
     "output": (without("out/nodes"), "--out OUT: is not the folder that the driver sees; give a folder that all nodes"),
