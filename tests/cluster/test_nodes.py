@@ -106,7 +106,7 @@ def head(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[tupl
 @pytest.fixture
 def given(head: tuple[Machine, Node], tmp_path: Path, tiny_source: Path) -> Given:
     """A job of a source with pictures in a folder, and a folder of a model's files."""
-    source = tmp_path / "source"
+    source = tmp_path / "tiny"  # labels of rows begin with its name
     shutil.copytree(tiny_source, source)
     (source / "images").mkdir()
     for picture in source.glob("*.png"):
