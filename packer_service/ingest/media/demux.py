@@ -191,11 +191,12 @@ class Video:
     stream: Any
     label: str
     identity: Hashable = None
+    is_joined: bool = False
 
     @property
     def may_be_joined(self) -> bool:
-        """Whether its container is one of :data:`JOINED`."""
-        return bool(set(JOINED).intersection(self.container.format.name.split(",")))
+        """Whether its container is one of :data:`JOINED`, or its file has more behind the end of the first part."""
+        return self.is_joined or bool(set(JOINED).intersection(self.container.format.name.split(",")))
 
     @property
     def time_base(self) -> Fraction:
@@ -227,10 +228,37 @@ def open_video(file: MediaFile) -> Iterator[Video]:
         raise DocumentError("bad_video", f"{file.label}: {reason}") from error
     with container:
         stream = _first_stream(container, file.label)
-        video = Video(container=container, stream=stream, label=file.label, identity=identity)
+        end = _segment_end(identity[-1])
+        joined = end is not None and end + _EBML_FRAME < file.size
+        video = Video(container=container, stream=stream, label=file.label, identity=identity, is_joined=joined)
         _check_size(video)
         video.stream.codec_context.options = _decoder_options()
         yield video
+
+
+_EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+_EBML_FRAME = 12
+"""Most bytes before the content of an element: without so many, nothing can follow."""
+
+
+def _segment_end(begin: bytes) -> int | None:
+    """Where the first part of a Matroska file ends (RFC 8794, section 6), if it is one and says so.
+
+    After a seek FFmpeg leaves out what is earlier than the place sought, and with it all of a second part.
+    """
+    position = 0
+    for mark in (_EBML, _SEGMENT):
+        if begin[position : position + 4] != mark:
+            return None
+        position += 4
+        length = 9 - begin[position].bit_length() if len(begin) > position + 8 else 9
+        if length > 8:
+            return None
+        size = int.from_bytes(begin[position : position + length], "big") & ((1 << 7 * length) - 1)
+        if mark == _SEGMENT and size == (1 << 7 * length) - 1:  # written while its end was not known
+            return None
+        position += length + size
+    return position
 
 
 def _decoder_options() -> dict[str, str]:
@@ -314,6 +342,8 @@ def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
     A container that may be joined is sought only as far as its times are known to run on, and read from there.
     """
     known = None
+    if video.is_joined:
+        return None
     if video.may_be_joined:
         known = _UNBROKEN.get(video.identity)
         if known is None:
@@ -347,7 +377,7 @@ def _from_key(video: Video, line: _Line | None = None) -> Iterator[Any]:
 
 
 def _groups(packets: Iterator[Any]) -> Iterator[list[Any]]:
-    """Packets of MPEG-1 or MPEG-2: a picture that others refer to, and those that are decoded behind and shown before it."""
+    """Packets of MPEG-1 or MPEG-2: a picture that others refer to, with those decoded behind it and shown before it."""
     group: list[Any] = []
     for packet in packets:
         is_reference = packet.pts is None or packet.dts is None or packet.pts > packet.dts or packet.is_keyframe
@@ -386,6 +416,7 @@ class _Line:
         # A program stream does not give each picture its times, and what FFmpeg takes for them may run ahead of those
         # that it gives, or stop short at the end of a part.
         self.is_by_groups = self._is_watched and video.stream.codec_context.name in ("mpeg1video", "mpeg2video")
+        self._lags = not self._is_watched or video.is_joined
         self._back = int(BACK_SECONDS / video.time_base)
         self._leap = int(LEAP_SECONDS / video.time_base) if self._is_watched else None
         self._offset = self._ahead = 0
@@ -431,11 +462,14 @@ class _Line:
     def _begins_another(self, packet: Any, times: list[int]) -> bool:
         """Whether packets are the first of another part: decoding times and key frames never go back within one."""
         shown = times[0] + self._offset
-        if packet.is_keyframe and self._key is not None and shown < self._key - self._back:
-            return True
+        if packet.is_keyframe and self._key is not None:
+            leaps = self._leap is not None and shown > self._end + self._leap
+            if leaps or shown < self._key - self._back:
+                return True
         if self.is_by_groups and min(times) + self._offset <= self._shown:
             return True
-        if packet.dts is None or self._decoded is None:
+        # Where FFmpeg derives decoding times from the others, they lag behind at a seam.
+        if packet.dts is None or self._decoded is None or self._lags:
             return False
         decoded = packet.dts + self._offset
         leaps = self._leap is not None and decoded > self._decoded + self._ahead + self._leap
