@@ -20,6 +20,7 @@ from preshard.trainer.families.family import family_of
 from preshard.trainer.models.folder import check_weights, one_line, read_model_config
 from preshard.trainer.models.gated_delta import follow_states
 from preshard.trainer.models.interface import ENCODER, PACKED, register_attention
+from preshard.trainer.models.quantised import without_quantisation
 from preshard.trainer.models.weights import Fill, draw_adapters, draw_weights, read_weights
 
 Weights = Literal["folder", "random", "none"]
@@ -104,8 +105,11 @@ def load_sharded(
     else:
         only_buffers = weights == "none"
         fill = Fill(model, only_buffers=only_buffers)
-        draw_weights(_empty(transformers, config, torch.float32), seed, fill, only_buffers=only_buffers)
+        drawn = dtype if only_buffers else torch.float32
+        draw_weights(_empty(transformers, config, drawn), seed, fill, only_buffers=only_buffers)
         assert not fill.left, f"nothing was drawn for {sorted(fill.left)}"
+        if dtype == torch.float64 and not only_buffers:  # buffers of the model that was drawn are rounded
+            draw_weights(_empty(transformers, config, dtype), seed, Fill(model, only_buffers=True), only_buffers=True)
     draw_adapters(model, seed)
     return wrapped.train()
 
@@ -138,12 +142,16 @@ def _attention(config: Any) -> Any:
 
 
 def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
-    """The model on the meta device. Its buffers have the dtypes that they have beside parameters in float32."""
+    """The model on the meta device. Its buffers have the dtypes that they have beside parameters in float32, or in
+    float64.
+    """
     family = family_of(config)
     auto = transformers.AutoModelForCausalLM if family is None else transformers.AutoModelForImageTextToText
     try:
         with torch.device("meta"):
-            model = auto.from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=_attention(config))
+            own = without_quantisation(copy.deepcopy(config))
+            made = dtype if dtype == torch.float64 else torch.float32
+            model = auto.from_config(own, dtype=made, attn_implementation=_attention(config))
     except Exception as error:  # sizes that do not fit each other end in any error
         kind = config.model_type
         raise ConfigError(
@@ -157,6 +165,9 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
+    # products of groups, which experts take by default, do not exist in float64
+    if dtype == torch.float64 and getattr(model, "_can_set_experts_implementation", bool)():
+        model.set_experts_implementation("eager")
     follow_states(model)
     if family is not None and family.side_by_side:  # as transformers builds it, it would look for a package by the name
         for module in model.modules():

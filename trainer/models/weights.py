@@ -24,6 +24,7 @@ from preshard.schemas.model.families import Version
 from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models.folder import one_line
 from preshard.trainer.models.interface import base_names, block_paths
+from preshard.trainer.models.quantised import quantisation_of
 
 OWN_ROWS: Version = (5, 15)
 """``from_pretrained`` reads of a sharded parameter this rank's rows alone. Before, each rank reads whole tensors."""
@@ -35,8 +36,8 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
     """Fills a model from a folder by ``transformers``, which knows the names and forms of published weights.
 
     It loads a second model that is sharded like the first, so that ``transformers`` reads this rank's rows alone; an
-    old one reads whole tensors, one at a time. Each parameter gives the first one its part as soon as it is there, and
-    goes back to the meta device.
+    old one reads whole tensors, one at a time, and so does any where they are quantised. Each parameter gives the first
+    one its part as soon as it is there, and goes back to the meta device.
     """
     from safetensors import SafetensorError
 
@@ -47,6 +48,7 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
         names[name]: each for name, each in model.named_parameters() if name in names and isinstance(each, DTensor)
     }
     paths: dict[nn.Module, str] = {}
+    quantised = _as_plain_numbers(folder)
 
     def pass_on(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
         if module not in paths or parameter is None or parameter.is_meta:
@@ -64,7 +66,7 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             paths.update({module: path for path, module in self.named_modules()})
-            if has_transformers(OWN_ROWS):
+            if has_transformers(OWN_ROWS) and not quantised:  # rows of codes would meet scales of other rows
                 _shard_alike(self, sharded, tied)
 
     # by these transformers finds what it knows of a published model's weights
@@ -76,8 +78,9 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
                 dtype=dtype,
                 local_files_only=True,
                 output_loading_info=True,
+                **quantised,
             )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ConfigError(f"--model {folder}: its weights cannot be read ({one_line(error)})") from None
     fill(dict(passing.named_buffers()))
     if missing := fill.left | set(info["missing_keys"]):
@@ -85,6 +88,18 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
         raise ConfigError(
             f"--model {folder} has no weights for {first} and {len(more)} more parameters; give a complete folder"
         )
+
+
+def _as_plain_numbers(folder: str | Path) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that make plain numbers of quantised weights, also where a GPU could take them
+    as they are; empty where they are not quantised.
+    """
+    form = quantisation_of(folder)
+    if form is None:
+        return {}
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    return {"quantization_config": AutoQuantizationConfig.from_dict({**form, "dequantize": True})}
 
 
 def _shard_alike(model: Any, sharded: Mapping[str, DTensor], tied: Mapping[str, str]) -> None:
@@ -209,6 +224,9 @@ def draw_weights(
         seed: of the numbers.
         take: called with parameters and buffers of each part by their names in the model.
         only_buffers: leave parameters on the meta device, where drawing costs nothing.
+
+    Raises:
+        ConfigError: the model's class sets no values for some of them.
     """
     parts = list(_parts(model))
     passed_over: list[Any] = list(model.modules())
@@ -222,6 +240,7 @@ def draw_weights(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed_of(seed, name))
             model.initialize_weights()
+        _set_what_is_left(model, modules, only_buffers)
         take(_tensors(modules))
         for module in modules.values():
             module.to_empty(device="meta", recurse=False)
@@ -236,12 +255,42 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
     yield "", rest
 
 
+@torch.no_grad()
 def _make_room(module: nn.Module, only_buffers: bool) -> None:
+    """Gives parameters and buffers memory, with numbers in it that nobody draws."""
     if not only_buffers:
         module.to_empty(device="cpu", recurse=False)
-        return
-    for name, buffer in module.named_buffers(recurse=False):
+    for name, buffer in module.named_buffers(recurse=False) if only_buffers else ():
         setattr(module, name, torch.empty_like(buffer, device="cpu"))
+    for _, tensor in _own_tensors(module):
+        if tensor.is_floating_point() and not tensor.is_meta:
+            tensor.fill_(math.nan)
+
+
+@torch.no_grad()
+def _set_what_is_left(model: Any, modules: Mapping[str, nn.Module], only_buffers: bool) -> None:
+    """Sets what initialising has not to what a new module of the class has.
+
+    Raises:
+        ConfigError: the class makes no module by itself, and no checkpoint holds the number.
+    """
+    for path, module in modules.items():
+        for name, tensor in _own_tensors(module):
+            if not tensor.is_floating_point() or tensor.is_meta or not bool(tensor.isnan().any()):
+                continue
+            try:
+                tensor.copy_(dict(_own_tensors(type(module)()))[name])
+            except (TypeError, KeyError, RuntimeError):
+                if only_buffers and name not in module._non_persistent_buffers_set:
+                    continue
+                raise ConfigError(
+                    f"--from-scratch: transformers draws no {path}.{name} of {model.config.model_type}: take a folder "
+                    "with weights"
+                ) from None
+
+
+def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
 
 
 def _tensors(modules: dict[str, nn.Module]) -> dict[str, Tensor]:
@@ -249,7 +298,7 @@ def _tensors(modules: dict[str, nn.Module]) -> dict[str, Tensor]:
     return {
         f"{path}.{name}" if path else name: tensor.detach()
         for path, module in modules.items()
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        for name, tensor in _own_tensors(module)
     }
 
 
