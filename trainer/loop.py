@@ -28,7 +28,7 @@ from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import Weights, load_sharded
 from preshard.trainer.models.memory import inputs_wait, save_memory, state_on_host
 from preshard.trainer.models.noise import evaluating, seed_noise, train_without_noise
-from preshard.trainer.models.parts import end_backward_at_decoder
+from preshard.trainer.models.parts import end_backward_at_decoder, feature_parameters
 from preshard.trainer.preference import BETA, Reference, deal_packs, find_reference, mean_rewards, preference_loss
 from preshard.trainer.setup import Job, open_dataset
 from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
@@ -62,6 +62,7 @@ def run(
     model = build_model(job, mesh, device)
     work = StepWork.of(unwrap(model.inner))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    of_features = feature_parameters(unwrap(model.inner))
     optimizer = make_optimizer(model, config)
     shares = [group["lr"] / config.largest_lr for group in optimizer.param_groups]
     try:
@@ -81,7 +82,9 @@ def run(
             local, data = add_gradients(job, mesh, model, work, batches, device, reference)
             totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
             lr = learning_rate(step, config)
-            apply_gradients(optimizer, parameters, totals, lr=lr, clip=config.clip, shares=shares)
+            apply_gradients(
+                optimizer, parameters, totals, lr=lr, clip=config.clip, shares=shares, of_features=of_features
+            )
             seconds = time.perf_counter() - began
             if profiler is not None:
                 profiler.step()

@@ -88,6 +88,7 @@ class Totals:
         data_time: seconds that the slowest rank waited for its packs.
         grad_norm: norm of the gradient of ``loss_sum``.
         stop: whether a rank was asked to stop.
+        units: images and videos of all packs, in parts where ranks share them.
         packs: ids of the packs, in the order of the epoch.
         work: operations of each rank.
         compute_times: processor seconds of each rank's forward and backward passes; empty on CUDA.
@@ -101,6 +102,7 @@ class Totals:
     data_time: float
     grad_norm: float
     stop: bool
+    units: int
     packs: list[int]
     work: list[float]
     compute_times: list[float]
@@ -119,6 +121,7 @@ class LocalTotals:
     data_time: float = 0.0
     work: float = 0.0
     compute_time: float = 0.0
+    units: int = 0
     packs: list[int]
 
     @classmethod
@@ -142,6 +145,7 @@ class LocalTotals:
             self.rewards = self.rewards + rewards
         self.tokens = self.tokens + (batch.doc_ids[batch.positions] >= 0).sum()
         self.bytes_read += batch.bytes_read
+        self.units += len(batch.units)
         self.packs.append(batch.pack_id)
 
 
@@ -166,7 +170,7 @@ def join_totals(
         stop: whether this rank was asked to stop.
     """
     device = local.loss_sum.device
-    here = [local.bytes_read, local.data_time, stop, local.work, local.compute_time, *local.packs]
+    here = [local.bytes_read, local.data_time, stop, local.units, local.work, local.compute_time, *local.packs]
     counted = to_device(torch.tensor(here, dtype=torch.float64), device)
     of_gradients = to_device(_squares(parameters), device)
     measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, of_gradients])
@@ -176,7 +180,7 @@ def join_totals(
     ranks = torch.stack(every).tolist()
     loss_sum, loss_weight, tokens, squares, *others = zip(*ranks, strict=True)
     rewards, others = others[: len(REWARDS)], others[len(REWARDS) :]
-    bytes_read, data_time, stops, work, compute_times, *packs = others
+    bytes_read, data_time, stops, units, work, compute_times, *packs = others
     return Totals(
         loss_sum=sum(loss_sum),
         loss_weight=sum(loss_weight),
@@ -185,6 +189,7 @@ def join_totals(
         data_time=max(data_time),
         grad_norm=sum(squares[rank] for rank in replica) ** 0.5,
         stop=any(stops),
+        units=int(sum(units)),
         packs=[int(pack) for of_ranks in packs for pack in of_ranks[::cp_size]],
         work=list(work),
         compute_times=list(compute_times) if device.type == "cpu" else [],
@@ -215,11 +220,14 @@ def apply_gradients(
     lr: float,
     clip: float,
     shares: Sequence[float] = (),
+    of_features: Sequence[nn.Parameter] = (),
 ) -> None:
     """Turns gradients of the sum into those of the weighted mean, clips them by their norm, and takes the step.
 
     Each group of parameters has its share of the learning rate; all have the whole where no shares are given. If no
-    token has a loss weight, there is nothing to learn: parameters and optimiser stay as they are.
+    token has a loss weight, there is nothing to learn: parameters and optimiser stay as they are. So do
+    ``of_features``, the parameters that only images and videos reach, in a step without any: their gradients are there,
+    as all ranks compute alike, and are zeros, by which AdamW would shrink them.
 
     Raises:
         DivergedError: the gradient's norm is infinite or NaN.
@@ -236,5 +244,19 @@ def apply_gradients(
         torch._foreach_mul_(_own_gradients(parameters), factor)
         for number, group in enumerate(optimizer.param_groups):
             group["lr"] = lr * (shares[number] if shares else 1.0)
+        if not totals.units:
+            _leave(optimizer, of_features)
         optimizer.step()
     optimizer.zero_grad()
+
+
+def _leave(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Takes parameters out of a step. Their moments are there, as checkpoints have those of every parameter."""
+    for parameter in parameters:
+        parameter.grad = None
+        if parameter not in optimizer.state:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }

@@ -27,15 +27,20 @@ from preshard.trainer.data.loader import loading, prepare
 from preshard.trainer.device import to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.integrations.arguments import check_arguments, check_given, check_kind
+from preshard.trainer.models.adapters import check_adapters
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES
 from preshard.trainer.models.packed import PackedModel
+from preshard.trainer.models.parts import feature_parameters
 
 POSITIONAL = ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class")
 """Arguments that trainers take in this order; nobody gives later ones without their names."""
 
 TAKES = "takes_packs"
 """The attribute under which a model holds how it takes packs."""
+
+BESIDE = ("inputs_embeds", "past_key_values", "attention_mask", "labels")
+"""Arguments of a model's call that would change what a pack says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +86,23 @@ def take_packs(
         The same model.
 
     Raises:
-        ConfigError: the model does not ask for the attention of packs, or is of no supported kind.
+        ConfigError: the model does not ask for the attention of packs, is of no supported kind, or has adapters that
+            packs do not follow.
     """
     base = unwrap(model)
+    check_adapters(model)
     packed = PackedModel(base, logits_bytes=logits_bytes)
 
     def forward(
         self: nn.Module,  # noqa: ARG001 (accelerate binds it to the model again)
         batch: RankBatch | None = None,
         num_items_in_batch: Float[Tensor, ""] | float | None = None,
-        **_: Any,
+        **more: Any,
     ) -> Any:
         from transformers.modeling_outputs import CausalLMOutput
 
+        if name := next((name for name in BESIDE if more.get(name) is not None), None):
+            raise ConfigError(f"the model takes packs, and is called with {name} beside one: leave it out")
         if batch is None:
             raise ConfigError(
                 "the model takes packs: call it with batch=, a RankBatch, or undo that: del model.forward"
@@ -127,6 +136,8 @@ class OnPacks:
     accelerator: Any
     train_dataset: Any
     eval_dataset: Any
+    add_callback: Callable[[Any], None]
+    _units: Tensor | int
 
     def __init__(self, *given: Any, **more: Any) -> None:
         check_kind(type(self))
@@ -141,6 +152,7 @@ class OnPacks:
         super().__init__(*given[:3], **{**dict(zip(POSITIONAL[3:], given[3:], strict=False)), **more, **shown})
         self.train_dataset, self.eval_dataset = datasets["train_dataset"], datasets["eval_dataset"]
         base = unwrap(self.model)
+        check_adapters(self.model)
         takes = getattr(base, TAKES, None)
         if takes is None:
             raise ConfigError("model takes no packs: give preshard.hugging_face.take_packs(load_model(...), cp)")
@@ -148,6 +160,8 @@ class OnPacks:
         self._takes: TakesPacks = takes
         check_arguments(self.args, base.config)
         self._check_ranks()
+        self._units = 0
+        self.add_callback(_before_updates(self._leave_encoder))
 
     def _check_ranks(self) -> None:
         config = getattr(self.accelerator, "parallelism_config", None)
@@ -214,9 +228,18 @@ class OnPacks:
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Float64[Tensor, ""]:
         """The loss weights of all ranks' packs of a step, in place of a count of labels."""
-        mine = sum(float(sample["batch"].loss_weights.double().sum()) for sample in batch_samples)
-        total = self.accelerator.gather(to_device(torch.tensor([mine], dtype=torch.float64), device)).sum()
+        batches: list[RankBatch] = [sample["batch"] for sample in batch_samples]
+        mine = [sum(float(batch.loss_weights.double().sum()) for batch in batches), sum(len(b.units) for b in batches)]
+        total, self._units = self.accelerator.gather(to_device(torch.tensor([mine], dtype=torch.float64), device)).sum(
+            0
+        )
         return torch.where(total > 0, total, 1.0)
+
+    def _leave_encoder(self) -> None:
+        """Takes the encoder out of a step without images, whose gradients are zeros: decay would shrink it."""
+        if not self._units:
+            for parameter in feature_parameters(unwrap(self.model)):
+                parameter.grad = None
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The model moves the batch itself. Trainers count ``input_ids`` where they compute."""
@@ -264,6 +287,17 @@ class OnPacks:
             ConfigError: always.
         """
         raise ConfigError("predict needs logits, which packs do not keep: load the saved model with from_pretrained")
+
+
+def _before_updates(act: Callable[[], None]) -> Any:
+    """A trainer's callback that does something before each of the optimiser's steps."""
+    from transformers import TrainerCallback
+
+    class BeforeUpdates(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            act()
+
+    return BeforeUpdates()
 
 
 def _stand_in(kind: type, args: Any) -> Any:

@@ -21,6 +21,7 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
+from preshard.trainer.models.adapters import LENDS, check_adapters, check_order
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import check_packed_for, model_sizes
 from preshard.trainer.models.gated_delta import bind_states
@@ -49,7 +50,8 @@ class PackedModel(nn.Module):
         inner: the model.
 
     Raises:
-        ConfigError: the model does not ask for the attention of packs, or is of no supported kind.
+        ConfigError: the model does not ask for the attention of packs, is of no supported kind, or has adapters that
+            packs do not follow.
     """
 
     inner: Any
@@ -57,6 +59,7 @@ class PackedModel(nn.Module):
     def __init__(self, model: nn.Module, *, logits_bytes: int = LOGITS_BYTES) -> None:
         super().__init__()
         base = unwrap(model)
+        check_adapters(model)
         self.config: Any = base.config
         if self.config.get_text_config()._attn_implementation != PACKED:
             raise ConfigError(f"the model's attention is not {PACKED}; load it with preshard.trainer.models.load_model")
@@ -136,6 +139,9 @@ class PackedModel(nn.Module):
                 ranks, or the batch is of another model, or of preferences, whose answers are not all to be learnt.
         """
         check_packed_for(self.config, batch.model, has_images=len(batch.pool_positions) > 0)
+        check_adapters(self.inner)  # peft may have come since
+        head = unwrap(self.inner).get_output_embeddings()
+        check_order(head)
         if not per_token and any(batch.preferences):
             raise ConfigError(
                 f"pack {batch.pack_id} holds preferences, and rejected answers would be learnt like chosen ones: train "
@@ -182,7 +188,7 @@ class PackedModel(nn.Module):
             given = self._embedded(batch, inputs, bind_features(batch, cp, features))
             del inputs
         hidden = self._hidden(batch, attends, given | states)
-        loss = unwrap(self.inner).get_output_embeddings()(hidden, partial(self._loss, batch, per_token=per_token))
+        loss = head(hidden, partial(self._loss, batch, per_token=per_token))
         if not return_dict:
             return loss
         from transformers.modeling_outputs import CausalLMOutput
@@ -263,7 +269,7 @@ def _end_paths(base: Any, within: nn.Module) -> tuple[str, ...]:
     def forward(self: Any, hidden: Tensor, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Any:
         return kind.forward(self, hidden) if loss is None else loss(hidden, self.weight)
 
-    ends[1].__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    ends[1].__class__ = type(kind.__name__, (kind,), {"forward": forward, LENDS: True})
     if ends[0].weight is ends[1].weight:
         return ()
     return tuple(path for path, module in within.named_modules() if module in ends)

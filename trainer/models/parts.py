@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.families.family import family_of
-from preshard.trainer.models.interface import base_names, unwrap
+from preshard.trainer.models.interface import base_names, decoder_layers, unwrap
 
 VISION, LANGUAGE = "vision", "language"
 
@@ -193,7 +193,7 @@ def count_trains(model: Any) -> Trains:
     trained, frozen = (
         sum(each.numel() for each in model.parameters() if each.requires_grad == wanted) for wanted in (True, False)
     )
-    layers = base.get_decoder().layers
+    layers = decoder_layers(base)
     own = base_names(layers)
     return Trains(
         trained=trained,
@@ -206,14 +206,19 @@ def count_trains(model: Any) -> Trains:
 
 def encoder_trains(base: Any) -> bool:
     """Whether a parameter that makes features trains."""
+    return bool(feature_parameters(base))
+
+
+def feature_parameters(base: Any) -> list[nn.Parameter]:
+    """The parameters that make features of images and train; none of a model of text."""
     if family_of(base.config) is None:
-        return False
+        return []
     own = names_of(base, VISION, "")
-    return any(each.requires_grad for name, each in named_parameters(base) if name in own)
+    return [each for name, each in named_parameters(base) if name in own and each.requires_grad]
 
 
 def end_backward_at_decoder(model: Any) -> None:
     """Lets FSDP gather no block of an encoder that takes no backward pass: by default it gathers the block before."""
-    first = unwrap(model).get_decoder().layers[0]
+    first = decoder_layers(unwrap(model))[0]
     if not encoder_trains(unwrap(model)) and isinstance(first, FSDPModule):
         first.set_modules_to_backward_prefetch([first])
