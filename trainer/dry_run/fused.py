@@ -30,7 +30,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from preshard.trainer.dry_run.device import patched
 from preshard.trainer.dry_run.ledger import Ledger, operator_kind
 from preshard.trainer.models import memory
-from preshard.trainer.models.interface import PACKED, packed_attention, register_attention
+from preshard.trainer.models.interface import PACKED, decoder_layers, packed_attention, register_attention
 
 MOST_SOURCES = 8
 """Inductor stores a result that is made of more tensors (``realize_acc_reads_threshold``)."""
@@ -60,7 +60,7 @@ def fuse_blocks(model: Any, ledger: Ledger) -> None:
 
         return type(kind.__name__, (kind,), {"forward": forward})
 
-    for block in model.get_decoder().layers:
+    for block in decoder_layers(model):
         kind = type(block)
         block.__class__ = kinds.setdefault(kind, fused(kind))
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from preshard.trainer.models.interface import decoder_layers
+
 MOST_GRAPHS = 32
 """Graphs of one piece of code. Kinds of layers, dtypes and whether gradients are wanted make new ones; packs do not."""
 
@@ -30,7 +32,7 @@ def compile_blocks(model: Any, *, backend: str = "inductor") -> None:
         model: from ``preshard.trainer.models.load_model``.
         backend: of ``torch.compile``.
     """
-    blocks: list[nn.Module] = list(model.get_decoder().layers)
+    blocks: list[nn.Module] = list(decoder_layers(model))
     kinds = {kind: _compiled(kind, backend) for kind in dict.fromkeys(map(type, blocks))}
     for block in blocks:
         block.__class__ = kinds[type(block)]

@@ -18,6 +18,7 @@ from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.model.families import language_model
 from preshard.schemas.model.followed import (
     check_followed,
+    check_positions,
     check_window,
     hidden_window_of,
     window_of,
@@ -25,6 +26,7 @@ from preshard.schemas.model.followed import (
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.families.family import check_version, family_of
 from preshard.trainer.models.interface import register_attention
+from preshard.trainer.models.quantised import check_quantised
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files of a model folder that hold weights."""
@@ -131,6 +133,7 @@ def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
             f"has ids below {manifest.tokenizer.vocab_size}: pack with --set model=DIR of this model"
         )
     check_window(hidden_window_of(config.to_dict()), seq_len, "--model")
+    check_positions(config.to_dict(), seq_len, "--model")
 
 
 def check_packed_for(config: Any, packed_for: ModelEntry | None, *, has_images: bool) -> None:
@@ -195,15 +198,21 @@ def _sides(size: Any) -> str:
 
 
 def check_weights(folder: str | Path) -> None:
-    """Checks that a model folder holds weights.
+    """Checks that a model folder holds weights, of a form that is read.
 
     Raises:
-        ConfigError: it holds none.
+        ConfigError: it holds none, or quantised ones that do not become plain numbers exactly.
     """
     if not any(next(Path(folder).glob(pattern), None) for pattern in WEIGHTS):
         raise ConfigError(
             f"--model {folder} holds no weights ({' or '.join(WEIGHTS)}); give a folder with weights, or --from-scratch"
         )
+    try:
+        check_quantised(folder)
+    except ConfigError:
+        raise
+    except Exception as error:  # of a pickle that is damaged, any
+        raise ConfigError(f"--model {folder}: its weights cannot be read ({one_line(error)})") from None
 
 
 def identity(folder: str | Path, *, with_weights: bool = False) -> dict[str, str]:

@@ -207,6 +207,13 @@ def unwrap(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The blocks of a model's decoder, which GPT-2 and its kin keep under another name."""
+    decoder = model.get_decoder()
+    layers: nn.ModuleList = decoder.layers if hasattr(decoder, "layers") else decoder.h
+    return layers
+
+
 def base_names(model: nn.Module) -> dict[str, str]:
     """A model's own parameters and buffers: the names that they have without adapters, by those beside adapters."""
     adapted = [f"{path}." for path, module in model.named_modules() if hasattr(module, "base_layer")]

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.memory import RECOMPUTE
 from preshard.trainer.attention.kept import KeptResults
+from preshard.trainer.models.interface import decoder_layers
 
 Offload = Literal["none", "host", "disk", "state", "all"]
 """What ``--offload`` takes: ``host`` and ``disk`` say where inputs of blocks wait, ``state`` keeps parameters, their
@@ -258,7 +259,7 @@ def tile_mlps(model: Any, tiles: int) -> None:
     Raises:
         ConfigError: a block has no MLP of a known name.
     """
-    for block in model.get_decoder().layers:
+    for block in decoder_layers(model):
         found = [getattr(block, name) for name in MLP_NAMES if isinstance(getattr(block, name, None), nn.Module)]
         if not found:
             raise ConfigError(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from packed_ranks import train_job
+from packed_ranks import load_on_a_rank, train_job
+from safetensors.torch import load_file, save_file
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
@@ -70,6 +71,49 @@ def export_to(mesh: Mesh, model: str, target: str) -> str:
     with pytest.raises(ConfigError) as raised:
         export_model(packed.inner, Path(model), Path(target))
     return str(raised.value)
+
+
+def exported(mesh: Mesh, model: str, target: str) -> None:
+    """Exports a model of which each rank has read its rows. Runs on each rank of the pool."""
+    export_model(load_on_a_rank(mesh, model, dtype=torch.float32).inner, Path(model), Path(target))
+
+
+FURTHER = {
+    "qwen3_5": ({"tie_word_embeddings": True, "text_config": {"mtp_num_hidden_layers": 1}}, "mtp.layers.0"),
+    "qwen3": (
+        {
+            **{"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "num_nextn_predict_layers": 1},
+            **{
+                "n_routed_experts": 2,
+                "num_experts_per_tok": 1,
+                "moe_intermediate_size": 16,
+                "first_k_dense_replace": 1,
+            },
+        },
+        "model.layers.2",
+    ),
+}
+"""Models by a layer behind their last one that predicts further tokens; of the first, the embedding is the output."""
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_the_export_has_the_names_of_the_source(gloo_pool: Any, tmp_path: Path, family: str) -> None:
+    """Fails when layers for multi-token prediction vanish, or a tied weight is written once for each of its names on
+    more than one rank.
+    """
+    config, layer = FURTHER[family]
+    source, target = tmp_path / "model", tmp_path / "out"
+    write_model_folder(source, family, vocabulary=300, files={"config.json": config})
+    made: Any = load_model(source, from_scratch=True, seed=1)
+    made.save_pretrained(source)
+    stored = load_file(source / "model.safetensors")
+    stored |= {f"{layer}.{name}.weight": torch.rand(3, 5) for name in ("eh_proj", "mlp.up_proj")}
+    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    gloo_pool.run(exported, str(source), str(target), dp_shard=2)
+    found = load_file(target / "model.safetensors")
+    assert found.keys() == stored.keys()
+    assert ("lm_head.weight" in found) == (family == "qwen3")
+    assert all(each.equal(stored[name]) for name, each in found.items())
 
 
 def test_no_rank_waits_for_one_that_cannot_write(gloo_pool: Any, tmp_path: Path) -> None:
