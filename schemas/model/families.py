@@ -7,7 +7,7 @@ What a family does lies in one file on each side, which is found by the name giv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Windowed = Callable[[Mapping[str, Any], int], int]
@@ -41,6 +41,9 @@ class LanguageModel:
         has_states: whether layers may be ``linear_attention``: a gated delta rule, whose state starts with a document.
         caps: soft caps that the model applies, where attention and the loss follow them: of scores and of logits.
         options: settings that only this model has, or of which it follows other values.
+        attentions: how often a layer calls attention, with queries and keys of all heads.
+        own_mask: whether ``transformers`` makes its mask without ``position_ids``, in which it finds packed documents.
+        positions: the key that says how many positions are learnt, of a model that has an embedding for each.
         hidden_kept: see :class:`preshard.schemas.model.dimensions.ModelDimensions`; as a dry run counts it.
         since: the first version of ``transformers`` in which it trains.
         alone: whether it is a model of its own, too, and not only part of one that reads images.
@@ -53,6 +56,9 @@ class LanguageModel:
     has_states: bool = False
     caps: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
+    attentions: int = 1
+    own_mask: bool = False
+    positions: str = ""
     hidden_kept: int = 8
     since: Version = (5, 0)
     alone: bool = True
@@ -104,17 +110,22 @@ def _window(tokens: int, windowed: Windowed | None = None, **left_out: Any) -> L
     return LanguageModel(left_out={"sliding_window": tokens, **left_out}, windowed=windowed, passes_window=True)
 
 
+def _learnt(key: str, positions: int, **left_out: Any) -> LanguageModel:
+    """A model with an embedding for each position."""
+    return LanguageModel(left_out={key: positions, **left_out}, positions=key)
+
+
 _PLAIN = LanguageModel()
 _UNUSED: Mapping[str, Any] = {"use_sliding_window": False, "sliding_window": 4096}
 _FULL = ["full_attention"]
 _STATES = LanguageModel(has_states=True, since=(5, 23))
 
 LANGUAGES: dict[str, LanguageModel] = {
-    **dict.fromkeys(("apertus", "arcee", "aria_text", "bitnet", "diffllama", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
+    **dict.fromkeys(("apertus", "arcee", "aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
     **dict.fromkeys(("glm", "glm4", "glm4_moe", "gpt_neox", "granite", "granitemoe", "granitemoeshared"), _PLAIN),
-    **dict.fromkeys(("helium", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"), _PLAIN),
+    **dict.fromkeys(("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"), _PLAIN),
     **dict.fromkeys(("internlm3", "iquestcoder", "jais2", "jetmoe", "llama", "minimax_m2", "olmo", "olmo2"), _PLAIN),
-    **dict.fromkeys(("olmoe", "opt", "persimmon", "solar_open"), _PLAIN),
+    **dict.fromkeys(("olmoe", "persimmon", "solar_open"), _PLAIN),
     **dict.fromkeys(("mixtral", "phi3", "starcoder2"), LanguageModel(windowed=_all, passes_window=True)),
     **dict.fromkeys(("qwen2", "qwen3"), LanguageModel(left_out=_UNUSED, windowed=_behind, passes_window=True)),
     **dict.fromkeys(("qwen3_moe", "smollm3"), LanguageModel(left_out=_UNUSED, passes_window=True)),
@@ -122,9 +133,10 @@ LANGUAGES: dict[str, LanguageModel] = {
     **dict.fromkeys(("ministral", "mistral"), _window(4096, _all)),
     **dict.fromkeys(("granite_swa", "granitemoe_swa"), _window(128, _but_first_of(4))),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _STATES),
-    "afmoe": _window(1024, _but_every(4, "global_attn_every_n_layers")),
-    "biogpt": LanguageModel(left_out={"attention_probs_dropout_prob": 0.1}),
+    "afmoe": replace(_window(1024, _but_every(4, "global_attn_every_n_layers")), own_mask=True),
+    "biogpt": replace(_learnt("max_position_embeddings", 1024, attention_probs_dropout_prob=0.1), own_mask=True),
     "cwm": _window(8192),
+    "diffllama": LanguageModel(attentions=2),
     "dots1": _window(4096, layer_types=_FULL),
     "ernie4_5_moe": LanguageModel(options={"use_bias": ((None, False), *HEAD[1:])}),  # of the output projection, too
     "flint": _window(513),
@@ -154,14 +166,15 @@ LANGUAGES: dict[str, LanguageModel] = {
         caps=CAPS[1:],
         options={"use_bidirectional_attention": ((None, False, "vision"), *BIDIRECTIONAL[1:])},
     ),
-    "gpt2": LanguageModel(left_out={"attn_pdrop": 0.1}),
-    "gpt_bigcode": LanguageModel(left_out={"attn_pdrop": 0.1}),
-    "gpt_oss": _window(128, _but_every(2)),
+    "gpt2": _learnt("n_positions", 1024, attn_pdrop=0.1),
+    "gpt_bigcode": _learnt("n_positions", 1024, attn_pdrop=0.1),
+    "gpt_oss": replace(_window(128, _but_every(2)), own_mask=True),
     "kolibri1": _window(513, _but_every(5)),
     "laguna": _window(512, layer_types=_FULL),
     "mellum": _window(1024, layer_types=_FULL),
     "ministral3": LanguageModel(passes_window=True),
     "olmo3": _window(4096, _but_every(4)),
+    "opt": replace(_learnt("max_position_embeddings", 2048), own_mask=True),
     "phimoe": LanguageModel(windowed=_all),
     "qwen2_5_vl_text": LanguageModel(left_out=_UNUSED, windowed=_behind, alone=False),
     "qwen2_moe": LanguageModel(left_out=_UNUSED),

@@ -60,6 +60,7 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _STATE),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
     **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "mimo_v2_flash", "minicpm3", "youtu"), _LATENT),
+    "hrm_text": "are passed several times, some of them without gradients",
     "deepseek_v4": "compress the keys of several tokens into one, past the end of a document",
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),
     **dict.fromkeys(("gemma3n", "gemma3n_text", "gemma4_unified_text"), _SHARED),
@@ -181,6 +182,27 @@ def check_window(window: int | None, seq_len: int, asked: str) -> None:
         raise ConfigError(
             f"{asked} has a sliding_window of {window} tokens, shorter than packs of {seq_len}, which its "
             "layers do not pass to attention: pack with a smaller seq_len, or take a model without"
+        )
+
+
+def check_positions(config: Mapping[str, Any], seq_len: int, asked: str) -> None:
+    """Refuses packs whose documents may be longer than a model has learnt positions.
+
+    Args:
+        config: of a followed model, as for :func:`check_followed`.
+        seq_len: tokens of a pack.
+        asked: what named the model.
+
+    Raises:
+        ConfigError: they may.
+    """
+    text, kind = _text_of(config)
+    key = language_model(kind).positions
+    positions = text.get(key)
+    if isinstance(positions, int) and positions < seq_len:
+        raise ConfigError(
+            f"{asked} has learnt {positions} positions ({key} of config.json), and documents in packs of {seq_len} "
+            f"tokens may be longer: pack with seq_len={positions} or less"
         )
 
 
