@@ -17,7 +17,7 @@ from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
-from preshard.schemas.model.followed import check_window
+from preshard.schemas.model.followed import check_positions, check_window
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
 """Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_text.chat_texts` does in a process."""
@@ -98,7 +98,9 @@ def packed_for(config: PackConfig) -> PackedFor:
     """
     if config.model is not None:
         # first: it says more than the tokenizer can of a folder that holds no model
-        check_window(load_family(config.model, config.images.backend).hidden_window, config.seq_len, "model")
+        found = load_family(config.model, config.images.backend)
+        check_window(found.hidden_window, config.seq_len, "model")
+        check_positions(found.config, config.seq_len, "model")
     tokenizer = configured_tokenizer(config)
     if config.model is None:
         return PackedFor(tokenizer=tokenizer.entry, model=None)

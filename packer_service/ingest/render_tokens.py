@@ -65,13 +65,15 @@ def _check_ids(renderer: Renderer, ids: Int64[np.ndarray, "tokens"]) -> None:
             "bad_row",
             f"input_ids[{at}] is {ids[at]}; the tokenizer has the ids 0 to {last}; name the tokenizer that made them",
         )
-    named = [] if renderer.is_generic else map(tokenizer.token_id, (*family.row_tokens, *family.group_tokens))
+    own = [] if renderer.is_generic else (*family.row_tokens, *family.group_tokens, *family.media_tokens)
+    named = [tokenizer.token_ids[token] for token in own if token in tokenizer.token_ids]
     filled = np.isin(ids, [tokenizer.entry.image_id, *named])
     if filled.any():
         at = int(filled.argmax())
         raise DocumentError(
             "bad_row",
-            f"input_ids[{at}] is {ids[at]}, a token reserved for images; write rows with images as messages",
+            f"input_ids[{at}] is {ids[at]}, a token reserved for images, videos or audio; write rows with images and "
+            "videos as messages",
         )
 
 

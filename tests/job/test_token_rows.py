@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from indexed_files import write_indexed
 from repacked import Listener, packed, rejects, shards, write_rows
 from stored import Arrays
 
+from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.data import PackedDataset
@@ -113,6 +115,17 @@ def test_a_row_of_tokens_that_is_wrong_is_rejected(tmp_path: Path, row: Row, rea
     out = made(tmp_path, [{"id": "good", "input_ids": [1000, 1001]}, {"id": "bad", **row}], [])
     assert list(documents(out)) == ["good"]
     assert rejects(out)["bad"].startswith(reason)
+
+
+def test_tokens_of_media_that_packs_do_not_hold_are_rejected(tmp_path: Path) -> None:
+    """Fails when a token that a model puts something else in place of, Gemma 4's for audio, is packed as text."""
+    model = tmp_path / "model"
+    write_model_folder(model, "gemma4", vocabulary=400)
+    audio = json.loads((model / "config.json").read_text(encoding="utf-8"))["audio_token_id"]
+    rows = [{"id": "good", "input_ids": [20, 21, 22]}, {"id": "bad", "input_ids": [20, audio, 22]}]
+    out = made(tmp_path, rows, [f"model={model}"])
+    assert list(documents(out)) == ["good"]
+    assert rejects(out)["bad"].startswith(f"input_ids[1] is {audio}, a token reserved for images, videos or audio")
 
 
 def test_columns_follow_their_tokens(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ class Family:
         opening: mark that belongs to a unit if it stands directly before its first token; empty if there is none.
         closing: the same after its last token.
         row_tokens: the tokens that rows fill.
+        media_tokens: tokens that the model takes for media which packs do not hold.
         tokens: every special token that it writes, which the tokenizer must have.
         settings: what a reader needs to rebuild the model's inputs, as JSON values.
     """
@@ -138,6 +139,7 @@ class Family:
     opening: str = ""
     closing: str = ""
     row_tokens: tuple[str, ...] = ()
+    media_tokens: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.manifest import LayerMasks, UnitKind
-from preshard.schemas.model.families import FAMILIES
+from preshard.schemas.model.families import FAMILIES, LANGUAGES
 from preshard.schemas.model.followed import check_followed, hidden_window_of, layer_masks, window_of
 from preshard.schemas.sections import ImageBackend, VisionConfig
 
@@ -153,6 +153,11 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
     folder = ModelFolder(Path(path))
     reads_images = folder.model_type in FAMILIES
     if not reads_images and not _is_text_only(folder):
+        if folder.model_type in LANGUAGES and (named := folder.config.get("architectures")):
+            raise ConfigError(
+                f"model: architectures of config.json is {named}, and packs train {folder.model_type} as a causal "
+                "language model: take a folder of one"
+            )
         raise ConfigError(
             f"model: model_type {folder.model_type!r} is not supported; what is: {', '.join(FAMILIES)}, and causal "
             "language models that read only text"
@@ -182,7 +187,8 @@ def _is_text_only(folder: ModelFolder) -> bool:
     """Whether ``config.json`` names a causal language model and holds no configuration of another input."""
     config = folder.config
     nested = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
-    architectures = config.get("architectures") or []
+    # one that leaves them out is what its type is by itself
+    architectures = config.get("architectures") or ["ForCausalLM"] * (folder.model_type in LANGUAGES)
     return (
         bool(folder.model_type)
         and not config.get("is_encoder_decoder")

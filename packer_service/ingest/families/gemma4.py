@@ -157,6 +157,7 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> Gemma4Family:
         image_token=image_token,
         video_token=video_token,
         row_tokens=(image_token, video_token),
+        media_tokens=(folder.named_token("audio_token", "<|audio|>"),),
         tokens=(image_token, video_token, opens, closes),
         bidirectional="within_image" if text["use_bidirectional_attention"] == "vision" else "",
         settings=settings,

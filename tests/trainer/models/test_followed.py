@@ -18,7 +18,7 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.dimensions import model_dimensions
 from preshard.schemas.model.families import FAMILIES, LANGUAGES
-from preshard.schemas.model.followed import check_followed, check_window, window_of
+from preshard.schemas.model.followed import check_followed, check_positions, check_window, window_of
 from preshard.trainer.models import load_model
 from preshard.trainer.models.folder import read_model_config
 
@@ -221,6 +221,43 @@ def test_a_window_that_layers_do_not_pass_on_is_refused_before_packing(tmp_path:
     load_family.cache_clear()
     family = load_family(str(tmp_path))
     assert (family.window, family.hidden_window) == (4096, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [("gpt2", "n_positions"), ("opt", "max_position_embeddings"), ("biogpt", "max_position_embeddings")],
+)
+def test_packs_longer_than_learnt_positions_are_refused(tmp_path: Path, kind: str, key: str) -> None:
+    """Fails when documents may be longer than a model has embeddings for their positions, which ends the first step."""
+    config = followed().tiny_config(kind, **{key: 64})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load_family.cache_clear()
+    with pytest.raises(
+        ConfigError, match=rf"model has learnt 64 positions \({key} of config.json\).*pack with seq_len=64"
+    ):
+        packed_for(PackConfig(seq_len=8192, model=str(tmp_path)))
+    check_positions(read_model_config(tmp_path).to_dict(), 64, "model")
+    with pytest.raises(ConfigError, match="documents in packs of 65 tokens may be longer"):
+        check_positions(read_model_config(tmp_path).to_dict(), 65, "model")
+    del config[key]
+    transformers = load_transformers()
+    left_out = transformers.AutoConfig.for_model(**config).max_position_embeddings
+    check_positions(config, left_out, "model")
+    with pytest.raises(ConfigError, match=f"has learnt {left_out} positions"):
+        check_positions(config, left_out + 1, "model")
+
+
+def test_a_type_alone_says_what_a_model_is(tmp_path: Path) -> None:
+    """Fails when a supported type is called unsupported because ``architectures`` is left out or is another one."""
+    config = {**followed().tiny_config("llama"), "architectures": None}
+    for named in (None, ["LlamaForSequenceClassification"]):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": named}))
+        load_family.cache_clear()
+        if named is None:
+            load_family(str(tmp_path))
+            continue
+        with pytest.raises(ConfigError, match=r"architectures of config.json is .* and packs train llama as a causal"):
+            load_family(str(tmp_path))
 
 
 def test_sizes_that_fit_no_model_are_said_in_one_line(tmp_path: Path) -> None:
