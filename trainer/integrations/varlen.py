@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -9,18 +10,23 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
+from preshard.schemas.model.families import language_model
 from preshard.schemas.sequence import IGNORE_INDEX
 from preshard.trainer.data.batch import RankBatch
 
 
-def to_varlen(batch: RankBatch, *, with_labels: bool = True, with_columns: bool = False) -> dict[str, Any]:
-    """Arguments of an unmodified ``transformers`` model: ``model(**to_varlen(batch), use_cache=False)``.
+def to_varlen(
+    batch: RankBatch, *, model: Any = None, with_labels: bool = True, with_columns: bool = False
+) -> dict[str, Any]:
+    """Arguments of an unmodified ``transformers`` model: ``model(**to_varlen(batch, model=model), use_cache=False)``.
 
     Each document is a sequence of its own, and so is the padding between and after documents, which has no label.
-    FlashAttention takes the edges; other implementations find the sequences by ``position_ids``, so no mask is given.
+    FlashAttention takes the edges; other implementations find the sequences by ``position_ids``. Only models that would
+    not look for them get a mask, of the form that their attention takes.
 
     Args:
         batch: a whole pack on one rank.
+        model: that takes them. Without it, the kind of model is that of the dataset, and no mask can be made.
         with_labels: whether the model computes the loss, which weighs every label alike.
         with_columns: whether to add the columns of tokens, for a loss of your own: take them out before the model.
 
@@ -33,7 +39,8 @@ def to_varlen(batch: RankBatch, *, with_labels: bool = True, with_columns: bool 
         vision inputs in the model's own names.
 
     Raises:
-        ReaderError: sequences cannot express the mask, the batch is a part of a pack, or labels differ in weight.
+        ReaderError: sequences cannot express the mask, the batch is a part of a pack, labels differ in weight, or the
+            model would mix documents.
     """
     edges, longest = batch.cu_seqlens, batch.max_seqlen
     if len(batch.tokens) != batch.seq_len:
@@ -54,11 +61,64 @@ def to_varlen(batch: RankBatch, *, with_labels: bool = True, with_columns: bool 
         "max_length_k": longest,
         "seq_idx": numbers[None],
     }
+    found |= _masks(batch, model, found["position_ids"])
     if with_labels:
         found |= _labels(batch)
     if with_columns:
         found |= {f"columns.{name}": values[None] for name, values in batch.columns.items()}
-    return found | (batch.model_inputs() if batch.units else {})
+    return found | _vision_inputs(batch)
+
+
+def _vision_inputs(batch: RankBatch) -> dict[str, Any]:
+    """The inputs of images and videos, in the model's own names.
+
+    Raises:
+        ReaderError: the model finds both by the same token, which ``transformers`` does for one of them at a time.
+    """
+    found = batch.model_inputs() if batch.units else {}
+    both = {"pixel_values", "pixel_values_videos"} <= found.keys()
+    if both and batch.model is not None and len(batch.model.row_ids) == 1:
+        raise ReaderError(
+            f"pack {batch.pack_id} has images and videos, whose features a {batch.model.model_type} model finds by the "
+            "same token, for one of the two in a call: take preshard.models.PackedModel, or pack them apart"
+        )
+    return found
+
+
+def _masks(batch: RankBatch, model: Any, position_ids: Int64[Tensor, "1 seq"]) -> dict[str, Any]:
+    """The mask of a model that does not see sequences by itself.
+
+    Raises:
+        ReaderError: there is no model to make it for, or its layers carry a state, which takes kernels that are not
+            installed.
+    """
+    if model is not None:
+        kind, layers = model.config.model_type, getattr(model.config.get_text_config(), "layer_types", None) or ()
+        if "linear_attention" in layers and not (find_spec("fla") and find_spec("causal_conv1d")):
+            raise ReaderError(
+                f"layers of {kind} carry a state, which transformers starts anew at each document with the packages "
+                "flash-linear-attention and causal-conv1d alone: install both, or take preshard.models.PackedModel"
+            )
+    else:
+        kind = "" if batch.model is None else batch.model.model_type
+    if not language_model(kind).own_mask:
+        return {}
+    if model is None:
+        raise ReaderError(
+            f"{kind} makes its mask without position_ids, so documents of a pack would see each other: call "
+            "to_varlen(batch, model=model), which gives the mask"
+        )
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    given: dict[str, Any] = {
+        **{"config": model.config, "attention_mask": None, "past_key_values": None, "position_ids": position_ids},
+        "inputs_embeds": torch.empty(*position_ids.shape, 0, dtype=model.dtype, device=position_ids.device),
+    }
+    mask = create_causal_mask(**given)
+    if not getattr(model.config, "layer_types", None):
+        return {"attention_mask": mask}
+    kinds = {"full_attention": mask, "sliding_attention": create_sliding_window_causal_mask(**given)}
+    return {"attention_mask": kinds}
 
 
 def _labels(batch: RankBatch) -> dict[str, Int64[Tensor, "1 seq"]]:
