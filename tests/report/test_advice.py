@@ -65,7 +65,7 @@ PLAIN = dict.fromkeys(
 
 
 def asked(**values: Any) -> AdviceQuestion:
-    return make_question({"gpus": 2, **PLAIN, **values})
+    return make_question({"gpus": 2, **PLAIN, "attention_backward": 2.5, "ring_backward": 3.5, **values})
 
 
 def loads(

@@ -60,7 +60,7 @@ class AdviceQuestion(BaseModel):
         description="Share of the peak that products with weights reach, with all that is between them; "
         "null is what follows from operations, bytes and the next two.",
     )
-    product_efficiency: Share = Field(0.75, description="Share of the peak that products reach by themselves.")
+    product_efficiency: Share = Field(0.79, description="Share of the peak that products reach by themselves.")
     memory_efficiency: Share = Field(0.85, description="Share of the memory's bandwidth that other kernels reach.")
     attention_efficiency: Share = Field(
         0.4, description="Share of the peak that the attention kernel reaches over whole 128 x 128 tiles."
@@ -69,10 +69,13 @@ class AdviceQuestion(BaseModel):
     link_efficiency: Share = Field(0.8, description="Share of a link's bandwidth that messages reach.")
     latency_us: float = Field(20.0, ge=0, le=1e6, description="Time of an exchange besides its bytes, in 10^-6 s.")
     attention_backward: float = Field(
-        2.5, ge=0, le=100, description="Attention's backward work over its forward work: five products to two."
+        2.75,
+        ge=0,
+        le=100,
+        description="Time of attention's backward over that of its forward: five products to two, and slower ones."
     )
     ring_backward: float = Field(
-        3.5,
+        4.1,
         ge=0,
         le=100,
         description="The same of a ring, for which FlexAttention runs the forward of each part again.",
