@@ -175,6 +175,7 @@ def judge(case: Case) -> list[str]:
 def _expected(path: Path) -> tuple[dict[str, Any], set[str], set[str]]:
     """The rows of whole samples, the keys of the others, and those of which ``tarfile`` knows nothing: it looks for
     what a link stands for in the whole tar, and fails where that ends early."""
+    is_whole = True
     order, linked = list[tuple[str, bytes | None]](), set[str]()
     try:
         with tarfile.open(path) as tar:
@@ -185,11 +186,12 @@ def _expected(path: Path) -> tuple[dict[str, Any], set[str], set[str]]:
                     opened = tar.extractfile(member)
                     data = None if opened is None else opened.read()
                     data = None if data is not None and member.isreg() and len(data) < member.size else data
-                except (KeyError, RecursionError, ValueError, tarfile.TarError, OSError):
+                except (KeyError, RecursionError):
                     data = None
+                except (ValueError, tarfile.TarError, OSError):
+                    data, is_whole = None, False
                 linked |= set() if member.isreg() else {str(base_plus_ext(member.name)[0])}
                 order.append((member.name, data))
-        is_whole = True
     except (tarfile.TarError, ValueError):  # of a number that is none
         is_whole = False
     runs, whole, last = Counter[str](), dict[str, dict[str, bytes | None]](), None
