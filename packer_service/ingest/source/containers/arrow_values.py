@@ -186,7 +186,7 @@ _READ: tuple[tuple[Callable[[pa.DataType], bool], Convert], ...] = (
     (is_list, lambda scalar: [_by_scalar(each) for each in scalar.values]),
     (
         is_type.is_struct,
-        lambda scalar: {name: value for name, each in scalar.items() if (value := _by_scalar(each)) is not None},
+        lambda scalar: {name: _by_scalar(each) for name, each in scalar.items() if each.is_valid},
     ),
     (
         is_type.is_map,
