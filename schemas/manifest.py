@@ -41,6 +41,13 @@ No weights and no code."""
 LARGEST_CARRIED = 64 << 20
 """Bytes of one of them; the tokenizers of released models take up to 35 MB."""
 
+LARGEST_MANIFEST, LARGEST_HEAD, MOST_KEYS = 256 << 20, 64 << 20, 100_000
+"""Bytes of a manifest: twice what the 600,000 shards of ten million packs take. Of it without its list of shards, and
+the keys in that: the longest part of it names the files of the source."""
+
+LARGEST_RUN, LARGEST_FIGURES = 16 << 20, 64 << 20
+"""Bytes of ``run.json``, of which a hundred thousand attempts of one job take fewer, and of ``figures.json``."""
+
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 """A count, id, size or position; also fits the int64 columns of the tables."""
 

@@ -19,12 +19,16 @@ MAX_DEGREES = 64
 """Each is solved and stored for every pack."""
 MAX_WEIGHT = 1000
 """Most copies of a document in an epoch; each is packed in a pass of its own."""
+MOST_ENTRIES = 10_000
+"""Of any list; most may have fewer."""
 MAX_PHASES = 100
 """Each has packs of its own."""
 
 
 def _as_tuple(given: Any) -> Any:
     """YAML and JSON give lists where the frozen models hold tuples."""
+    if isinstance(given, list | tuple) and len(given) > MOST_ENTRIES:  # each would be checked, and told of
+        raise ValueError(f"has {len(given):,} entries; at most {MOST_ENTRIES:,} are legal")
     return tuple(given) if isinstance(given, list) else given
 
 

@@ -19,6 +19,7 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.changes import NEEDS_SOURCE, leaves
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import join, locate
+from preshard.schemas.files.regular import FileRefusedError, open_regular
 from preshard.schemas.manifest import (
     CARRIED_FILES,
     CARRIED_TEMPLATES,
@@ -183,8 +184,10 @@ def _read(dataset: str, entry: CarriedFile) -> bytes:
     name = f"{MODEL}/{entry.name}"
     filesystem, path = locate(join(dataset, MODEL, entry.name))
     try:
-        with filesystem.open_input_file(path) as file:
+        with open_regular(filesystem, path, name, LARGEST_CARRIED) as file:
             content: bytes = file.read(entry.bytes + 1)
+    except FileRefusedError as error:
+        raise ConfigError(f"SOURCE {dataset}: {error}") from None
     except OSError as error:
         raise ConfigError(
             f"SOURCE {dataset}: {name} cannot be read ({error.strerror or type(error).__name__})"

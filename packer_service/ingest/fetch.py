@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from cachetools import LRUCache
 
 from preshard.schemas.files.filesystem import locate
+from preshard.schemas.files.regular import open_regular
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -83,7 +84,7 @@ def read_range(wanted: Range) -> bytes:
         opened = _OPEN.get(key)
     if opened is None:
         filesystem, path = locate(wanted.uri)
-        opened = filesystem.open_input_file(path)
+        opened = open_regular(filesystem, path, wanted.uri)
         with _OPENING:
             _OPEN[key] = opened
     try:

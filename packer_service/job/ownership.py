@@ -18,7 +18,19 @@ from preshard.packer_service.shards.lock import LOCK, FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.schemas.manifest import BESIDE, FIGURES, MANIFEST, MODEL, RUN, SHARDS, WORK, ManifestHead, ShardEntry
+from preshard.schemas.manifest import (
+    BESIDE,
+    FIGURES,
+    LARGEST_MANIFEST,
+    LARGEST_RUN,
+    MANIFEST,
+    MODEL,
+    RUN,
+    SHARDS,
+    WORK,
+    ManifestHead,
+    ShardEntry,
+)
 
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""
@@ -46,12 +58,12 @@ def finished_before(folder: Folder, record: Record) -> ManifestHead | None:
     """
     if not folder.is_file(MANIFEST):
         return None
-    manifest, shards = decode_manifest_parts(folder.read(MANIFEST), MANIFEST)
+    manifest, shards = decode_manifest_parts(folder.read(MANIFEST, LARGEST_MANIFEST), MANIFEST)
     if not folder.is_file(RUN):
         raise ConfigError(
             f"--out {folder.location}: is a whole dataset without {RUN}, so its job is not known; give another folder"
         )
-    before = json.loads(folder.read(RUN))["job"]
+    before = json.loads(folder.read(RUN, LARGEST_RUN))["job"]
     if not manifest.counts.documents and before != record:
         _clear_dataset(folder, manifest)
         return None

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.errors import PreshardError
+from preshard.schemas.files.regular import FileRefusedError
 
 LOCK = "lock"
 """Name of the locked file. Its content is for people; the lock itself is the kernel's and ends with its holder."""
@@ -39,12 +40,15 @@ def locked(folder: Folder) -> Iterator[bool]:
 
     Raises:
         FolderInUseError: another process holds the folder; the text names that process.
+        FileRefusedError: the folder, or the file that would be locked, is a link.
         OSError: the folder cannot be written.
     """
     if not folder.is_local:
         yield False
         return
-    path = Path(folder.path(LOCK))
+    path = folder.for_writing(LOCK)
+    if path.is_symlink():
+        raise FileRefusedError(f"{path}: is a link, and nothing is written through it; remove it")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=RETRY_SECONDS, fallback_to_soft=False, on_acquired=_name_holder)
     try:

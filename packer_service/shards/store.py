@@ -9,7 +9,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from pyarrow import fs
 from preshard.packer_service.runtime.patience import NoAnswerError, answer
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_uri, join, locate
+from preshard.schemas.files.regular import leads_outside, open_regular, refuse_links, require_regular
 from preshard.schemas.files.secrets import without_secrets
 
 TEMPORARY = ".tmp-"
@@ -67,13 +68,17 @@ class Folder:
     def __init__(self, location: str) -> None:
         self.location = location
         self._filesystem, self._root = locate(location)
+        self._top = self._root
+        """The folder that the caller named, which may be a link; nothing is written through links below it."""
 
     @property
     def is_local(self) -> bool:
         return isinstance(self._filesystem, fs.LocalFileSystem)
 
     def __truediv__(self, name: str) -> Folder:
-        return Folder(join(self.location, name))
+        below = Folder(join(self.location, name))
+        below._top = self._top
+        return below
 
     def path(self, name: str) -> str:
         """Path of a file inside the filesystem."""
@@ -105,40 +110,91 @@ class Folder:
     def make(self) -> None:
         """Makes the folder if it is not there; an object store has no folders to make."""
         if self.is_local:
-            Path(self._root).mkdir(parents=True, exist_ok=True)
+            self.for_writing().mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
         """Every file below the folder, by its path from here, sorted."""
+        if self.is_local:
+            return sorted(name for name, entry in self._below() if _is_file(entry))
         return sorted(self.sizes())
+
+    def links_outside(self) -> dict[str, str]:
+        """Files and folders below the folder that are links out of it, by their paths from here, and where they lead.
+
+        Links into the blobs of a Hugging Face cache that the folder is a snapshot in are none.
+        """
+        if not self.is_local:
+            return {}
+        root = Path(self._root).resolve()
+        links = (name for name, entry in self._below() if entry.is_symlink())
+        outside = [name for name in links if leads_outside(self.path(name), root)]
+        return {name: str(Path(self.path(name)).readlink()) for name in sorted(outside)}
+
+    def _below(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Everything below a local folder by its path from here, also what has no name in Unicode; circles once."""
+        left, seen = [""], set[tuple[int, int]]()
+        while left:
+            at = left.pop()
+            with suppress(FileNotFoundError), os.scandir(self.path(at)) as entries:
+                for entry in entries:
+                    name = f"{at}/{entry.name}" if at else entry.name
+                    yield name, entry
+                    with suppress(OSError):  # a circle of links
+                        if entry.is_dir() and (key := (entry.stat().st_dev, entry.stat().st_ino)) not in seen:
+                            seen.add(key)
+                            left.append(name)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of every file below the folder, by its path from here."""
+        if self.is_local:
+            return {name: entry.stat().st_size for name, entry in self._below() if _is_file(entry)}
         selector = fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         infos = self._filesystem.get_file_info(selector)
         return {info.path[len(self._root) :].strip("/"): info.size for info in infos if info.is_file}
 
-    def read(self, name: str) -> bytes:
-        with self._filesystem.open_input_file(self.path(name)) as file:
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """A whole file.
+
+        Raises:
+            FileRefusedError: it is not a regular file, or has more than ``most`` bytes.
+        """
+        with self.open(name, most) as file:
             data: bytes = file.read()
         return data
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Any]:
-        """A file for reading at any place (pyarrow's ``NativeFile``)."""
-        with self._filesystem.open_input_file(self.path(name)) as file:
+    def open(self, name: str, most: int | None = None) -> Iterator[Any]:
+        """A file for reading at any place (pyarrow's ``NativeFile``).
+
+        Raises:
+            FileRefusedError: it is not a regular file, or has more than ``most`` bytes.
+        """
+        with open_regular(self._filesystem, self.path(name), name, most) as file:
             yield file
 
     @contextmanager
     def stream(self, name: str) -> Iterator[Any]:
         """A file for reading from its start to its end, some MiB at a time (pyarrow's ``NativeFile``)."""
         path = self.path(name)
+        if self.is_local:
+            require_regular(path, name)
         with self._filesystem.open_input_stream(path, compression=None, buffer_size=STREAM_BYTES) as file:
             yield file
+
+    def for_writing(self, name: str = "") -> Path:
+        """The local path at which a file may be written, locked or removed.
+
+        Raises:
+            FileRefusedError: a folder on the way to it, below the one that the caller named, is a link.
+        """
+        path = Path(self.path(name))
+        refuse_links(self._top, path.parent if name else path)
+        return path
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a whole file; after this it is on disk."""
         if self.is_local:
-            with _local_writer(Path(self.path(name))) as sink:
+            with _local_writer(self.for_writing(name)) as sink:
                 sink.write(data)
         else:
             self._upload(name, data)
@@ -150,7 +206,7 @@ class Folder:
         For an object store they wait in a nameless file in the folder for temporary files (``TMPDIR``).
         """
         if self.is_local:
-            with _local_writer(Path(self.path(name))) as sink:
+            with _local_writer(self.for_writing(name)) as sink:
                 yield sink
             return
         with tempfile.TemporaryFile(prefix=TEMPORARY) as staged:
@@ -179,11 +235,15 @@ class Folder:
     def delete(self, name: str) -> None:
         """Removes a file if it is there."""
         if self.is_file(name):
+            if self.is_local:
+                self.for_writing(name)
             self._filesystem.delete_file(self.path(name))
 
     def delete_all(self) -> None:
         """Removes the folder and everything in it if it is there."""
         if self.exists():
+            if self.is_local:
+                self.for_writing()
             self._filesystem.delete_dir(self._root)
 
     def delete_temporary(self) -> None:
@@ -194,6 +254,13 @@ class Folder:
             for name in names:
                 if name.startswith(TEMPORARY):
                     Path(at, name).unlink(missing_ok=True)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a circle of links
+        return False
 
 
 @contextmanager

@@ -14,7 +14,16 @@ from preshard.schemas.codec import encode_json
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import first_violation
-from preshard.schemas.manifest import FORMAT_VERSION, MANIFEST, UNSEALED, Manifest, ManifestHead, ShardEntry
+from preshard.schemas.manifest import (
+    FORMAT_VERSION,
+    LARGEST_HEAD,
+    MANIFEST,
+    MOST_KEYS,
+    UNSEALED,
+    Manifest,
+    ManifestHead,
+    ShardEntry,
+)
 
 _SHARDS = b',"shards":['
 _SEAL = b'],"sha256":"'
@@ -93,9 +102,12 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
     Raises:
         ManifestInvalid: as of :func:`decode_manifest`, but for what the entries of shards hold.
     """
-    start = b""
-    while (at := start.find(_SHARDS)) < 0 and (block := file.read(_BLOCK)):
+    start, at = b"", -1
+    while at < 0 and (block := file.read(_BLOCK)):
+        searched = max(len(start) - len(_SHARDS), 0)
         start += block
+        at = start.find(_SHARDS, searched)
+        _require_head_size(len(start) if at < 0 else at, where)
     if at < 0:
         return _sealed_whole(start, where)
     digest, held, size, start = hashlib.sha256(), start, len(start), start[:at]
@@ -104,6 +116,7 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
         held, size = held[-_ENDING:] + block, size + len(block)
     ending = held[-_ENDING:]
     if size < at + len(_SHARDS) + _ENDING or not (ending.startswith(_SEAL) and ending.endswith(_END)):
+        _require_head_size(size, where)
         file.seek(0)
         return _sealed_whole(file.read(), where)
     digest.update(memoryview(held)[:-_ENDING])
@@ -113,6 +126,12 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
     if digest.hexdigest() != sealed:
         raise ManifestInvalid(where, f"sha256 is {sealed}, which is not the hash of the file with this field as zeros")
     return SealedHead(head, digest.hexdigest())
+
+
+def _require_head_size(size: int, where: str) -> None:
+    """A head in memory, or JSON that others wrote, of which no part is known before all of it is decoded."""
+    if size > LARGEST_HEAD:
+        raise ManifestInvalid(where, f"has more than {LARGEST_HEAD:,} bytes before its list of shards")
 
 
 def _sealed_whole(data: bytes, where: str) -> SealedHead:
@@ -170,7 +189,9 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
 
 
 def check_format_version(data: bytes, where: str) -> None:
-    """Raises ManifestInvalid: not JSON, or another format version."""
+    """Raises ManifestInvalid: not JSON, another format version, or more keys than any manifest has."""
+    if (keys := _count_keys(data)) > MOST_KEYS:
+        raise ManifestInvalid(where, f"has {keys:,} keys beside those of shards; at most {MOST_KEYS:,} are legal")
     try:
         version = json.loads(data)["format_version"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -178,8 +199,13 @@ def check_format_version(data: bytes, where: str) -> None:
     if version != FORMAT_VERSION:
         remedy = f"; {_PACK_AGAIN}" if version in range(1, FORMAT_VERSION) else ""
         raise ManifestInvalid(
-            where, f"format_version is {version!r}; this version of preshard reads {FORMAT_VERSION}{remedy}"
+            where, f"format_version is {version!r:.80}; this version of preshard reads {FORMAT_VERSION}{remedy}"
         )
+
+
+def _count_keys(data: bytes) -> int:
+    """Keys of some JSON but for those of shards, found without decoding it; in a text, what looks like one counts."""
+    return data.count(b'":') + data.count(b'" :') - len(ShardEntry.model_fields) * data.count(b'"first_pack":')
 
 
 def stored_config(manifest: ManifestHead) -> PackConfig:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from preshard.packer_service.shards.store import Folder
+from preshard.schemas.files.regular import FileRefusedError, leads_outside
 
 MOST_CHARACTERS = 300
 """Longest reason given for a fault; messages may quote values of any length."""
@@ -23,17 +23,9 @@ class OutsideError(RefusedError):
     """A link leads out of the root."""
 
 
-class TooLongError(RefusedError):
-    """A file is longer than any that packing writes under its name."""
-
-
-class NotAFileError(RefusedError):
-    """A pipe, a device or a folder stands where a file should."""
-
-
 def reason_of(error: BaseException) -> str:
     """An error in one line. Errors of the operating system are given without their paths."""
-    if isinstance(error, RefusedError):
+    if isinstance(error, RefusedError | FileRefusedError):
         return str(error)
     if isinstance(error, OSError):
         return f"a file cannot be read ({error.strerror or type(error).__name__})"
@@ -63,13 +55,18 @@ class ServedFolder:
         return ServedFolder(self._top.location, f"{self.path}/{name}" if self.path else name)
 
     def is_within(self, name: str = "") -> bool:
-        """Whether a file, or the folder itself, lies below the root once links are followed."""
+        """Whether a file, or the folder itself, lies below the root once links are followed.
+
+        So does what a snapshot below the root, in a cache of the Hugging Face Hub, has among the cache's blobs.
+        """
         if self._limit is None:
             return True
-        try:
-            return Path(self._folder.path(name)).resolve().is_relative_to(self._limit)
-        except (OSError, RuntimeError, ValueError):  # circular links, names that no file can have
+        path = self._folder.path(name)
+        if not leads_outside(path, self._limit):
+            return True
+        if not name or leads_outside(self._folder.path(""), self._limit):
             return False
+        return not leads_outside(path, Path(self._folder.path("")).resolve())
 
     def has_file(self, name: str) -> bool:
         """Whether there is such a file, also where a link leads out of the root. It is not opened."""
@@ -118,27 +115,24 @@ class ServedFolder:
         """A whole file.
 
         Raises:
-            TooLongError: it has more bytes than ``most``.
+            FileRefusedError: it is not a regular file, or has more bytes than ``most``.
         """
-        with self.open(name) as file:
-            if file.size() > most:
-                raise TooLongError(f"{name} has {file.size():,} bytes, and the service reads {most:,} of it at most")
+        with self.open(name, most) as file:
             data: bytes = file.read(most)
         return data
 
     @contextmanager
-    def open(self, name: str) -> Iterator[Any]:
+    def open(self, name: str, most: int | None = None) -> Iterator[Any]:
         """A file for random access.
 
         Raises:
             OutsideError: a link leads out of the root.
+            FileRefusedError: it is not a regular file, or has more bytes than ``most``.
             FileNotFoundError: no such file.
         """
         if not self.is_within(name):
             raise OutsideError(f"{name} lies outside the root")
-        if self._limit is not None:
-            _require_file(Path(self._folder.path(name)), name)
-        with self._folder.open(name) as file:
+        with self._folder.open(name, most) as file:
             yield file
 
 
@@ -148,14 +142,3 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _require_file(path: Path, name: str) -> None:
-    """Opening a pipe would wait until somebody writes to it, and a device need not end.
-
-    Raises:
-        NotAFileError: it is neither a file nor a link to one.
-        FileNotFoundError: no such file.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise NotAFileError(f"{name} is not a file")
