@@ -113,8 +113,9 @@ def decode_sequence(
     data: bytes, seq_len: int, where: str, *, axes: int, columns: Sequence[TokenColumn] = ()
 ) -> PackedSequence:
     """Raises SequenceInvalid or ColumnsInvalid: an array is missing or unknown, or has the wrong dtype or shape."""
+    room = {"position_ids": axes} | {column.member: column.width or 1 for column in columns}
     try:
-        arrays = decode_arrays(data)
+        arrays = decode_arrays(data, lambda name: 8 * seq_len * room.get(name, 1))  # another type is told of below
     except ValueError as error:
         raise SequenceInvalid(where, str(error)) from None
     names, rest = list(arrays)[: len(SEQUENCE_DTYPES)], list(arrays)[len(SEQUENCE_DTYPES) :]
@@ -161,11 +162,11 @@ def decode_layouts(data: bytes, seq_len: int, block_size: int, where: str) -> di
     Raises:
         LayoutsInvalid: not an ``.npz``, a name that no layout has, or an array of another dtype or shape.
     """
+    blocks = -(-seq_len // block_size)
     try:
-        arrays = decode_arrays(data)
+        arrays = decode_arrays(data, lambda name: _layout_room(name, seq_len, blocks))
     except ValueError as error:
         raise LayoutsInvalid(where, str(error)) from None
-    blocks = -(-seq_len // block_size)
     layouts: dict[str, TokenLayout] = {}
     for name, runs in arrays.items():
         if name.endswith((".needs", ".window_needs")):
@@ -192,6 +193,14 @@ def decode_layouts(data: bytes, seq_len: int, block_size: int, where: str) -> di
     if sum(2 + (layout.window_needs is not None) for layout in layouts.values()) != len(arrays):
         raise LayoutsInvalid(where, "holds a needs array without its layout")
     return layouts
+
+
+def _layout_room(name: str, seq_len: int, blocks: int) -> int:
+    """The most bytes of an array of a layout: three int32 for each token, or a bool for each rank and block."""
+    if not name.endswith(("needs", "window_needs")):
+        return 12 * seq_len
+    degree = name.partition(".ring")[2].partition(".")[0]
+    return blocks * min(int(degree), seq_len) if degree.isdecimal() and len(degree) < 10 else 0
 
 
 def encode_index(offsets: UInt64[np.ndarray, "samples_plus_1"]) -> bytes:

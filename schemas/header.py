@@ -24,7 +24,8 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.layout import RankImages, TokenLayout
-from preshard.schemas.manifest import Checksum, Natural, StrictRecord, UnitKind
+from preshard.schemas.manifest import Checksum, ModelEntry, Natural, StrictRecord, UnitKind
+from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.sequence import PackedSequence
 
 
@@ -178,6 +179,33 @@ def decode_header(
         ),
         layouts=decode_layouts(members[LAYOUTS], config.seq_len, config.block_size, f"{where}.{LAYOUTS}"),
     )
+
+
+PATCHES_OF_A_ROW = 16
+"""Most patches that become one row, of any family: Gemma 3 pools 4 x 4."""
+
+LARGEST_PICTURES = 178_956_970
+"""Pixels of a pack's crops where no encoder says how many they may have: the largest picture that is packed."""
+
+
+def most_pixels(config: PackConfig, model: ModelEntry | None) -> int:
+    """Most pixels of a pack's crops: what fills more rows than the pack has tokens is in no pack.
+
+    Of a model, a crop has up to a patch more than its patches on each side, so at most four times their pixels.
+
+    Args:
+        config: the dataset's configuration.
+        model: of its manifest; None for the generic way.
+    """
+    if model is None:
+        crops = min(config.max_images or config.seq_len, config.seq_len)
+        return crops * config.vision.image_size**2
+    encoder = encoder_of(model.settings)
+    if encoder is None:
+        return LARGEST_PICTURES
+    patches = min(config.max_patches or 2**62, PATCHES_OF_A_ROW * config.seq_len)
+    height, width = encoder.patch_size
+    return 4 * patches * height * width * encoder.temporal_patch_size
 
 
 def decode_head(data: bytes, where: str) -> SampleHead:

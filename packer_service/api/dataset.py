@@ -126,7 +126,7 @@ class Dataset:
 
     def _table(self, name: str) -> pa.Table:
         [entry] = [entry for entry in self.manifest.tables if entry.name == name]
-        return StoredTable(self.path, self.path, entry, TABLES[name].names).read()
+        return StoredTable(self.path, self.path, entry, TABLES[name].names, self.manifest).read()
 
 
 class Pack:
@@ -167,6 +167,8 @@ class Pack:
             ReaderError: the pack has no such layout.
         """
         config = self.dataset.config
+        if not self.layouts:
+            raise ReaderError(f"{self._stored.where}: its layouts are damaged; preshard verify says more")
         name = layout_name(scheme or config.layouts[-1], ring_degree or max(config.ring_degrees))
         if name not in self.layouts:
             raise ReaderError(f"pack {self.number}: has no layout {name}; there are {', '.join(self.layouts)}")

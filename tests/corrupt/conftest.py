@@ -408,8 +408,8 @@ def _sample(members: dict[str, bytes]) -> Sample:
     head, sequence, layouts, *crops = members.values()
     return Sample(
         head=json.loads(head),
-        sequence=decode_arrays(sequence),
-        layouts=decode_arrays(layouts),
+        sequence=decode_arrays(sequence, lambda _: 1 << 40),
+        layouts=decode_arrays(layouts, lambda _: 1 << 40),
         names=list(members)[3:],
         crops=crops,
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from preshard.schemas.codec import TAR_BLOCK, check_member, image_member
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ImagesInvalid, MembersInvalid
-from preshard.schemas.header import SampleHead, StoredImage, read_member
+from preshard.schemas.header import SampleHead, StoredImage, most_pixels, read_member
 from preshard.schemas.layout import rank_positions
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, PADDING_DOC, MaskArrays, PackedSequence
 from preshard.trainer.data.batch import RankBatch
@@ -35,7 +35,7 @@ from preshard.trainer.data.split import (
 
 
 def read_crops(
-    files: DatasetFiles, place: PackPlace, head: SampleHead, crops: range, *, image_format: str
+    files: DatasetFiles, place: PackPlace, head: SampleHead, crops: range, *, image_format: str, most_pixels: int
 ) -> tuple[UInt8[np.ndarray, "bytes"], Int64[np.ndarray, "crops 2"]]:
     """Reads and decodes consecutive crops of a sample by one request, or by none if there is no crop.
 
@@ -49,6 +49,10 @@ def read_crops(
         MemberChanged: a crop has other bytes than were written.
     """
     sizes = np.array([(head.images[crop].height, head.images[crop].width) for crop in crops], np.int64).reshape(-1, 2)
+    pixels = sum(height * width for height, width in sizes.tolist())
+    if pixels > most_pixels:
+        what = f"crops {crops[0]} to {crops[-1]} have {pixels:,} pixels"
+        raise ImagesInvalid(place.where, f"{what}; a pack of this dataset has at most {most_pixels:,}")
     ends = np.cumsum(3 * sizes.prod(axis=1))
     buffer = np.empty(int(ends[-1]) if len(crops) else 0, np.uint8)
     if not crops:
@@ -85,7 +89,11 @@ def _content(
 def _decode(content: bytes, height: int, width: int, where: str) -> UInt8[np.ndarray, "height width 3"]:
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+            if image.size != (width, height):
+                raise ImagesInvalid(where, f"is of {image.size[0]} x {image.size[1]}, not of {width} x {height}")
             pixels = np.asarray(image)
+    except ImagesInvalid:
+        raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ImagesInvalid(where, f"does not decode ({error})") from None
     if pixels.shape != (height, width, 3) or pixels.dtype != np.uint8:
@@ -128,6 +136,7 @@ class PackReader:
         )
         self.packs = self.files.packs()
         self._part = part
+        self._most_pixels = most_pixels(self.config, self.files.manifest.model)
 
     def read(self, pack_id: int, *, dataset: int, step: int, state: dict[str, Any]) -> RankBatch:
         """The rank's part of a pack. ``dataset``, ``step`` and ``state`` become fields of the batch.
@@ -146,6 +155,7 @@ class PackReader:
             header.head,
             range(int(edges.crops[part.cp_rank]), int(edges.crops[part.cp_rank + 1])),
             image_format=self.config.image_format,
+            most_pixels=self._most_pixels,
         )
         units, unit_edges = held_units(header.head, edges, part.cp_rank)
         positions = rank_positions(

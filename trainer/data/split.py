@@ -244,8 +244,11 @@ def crop_edges(head: SampleHead, split: Split, where: str, *, shares_crops: bool
     pooled = np.concatenate([[0], np.array(head.cum_token_pooling_bounds, np.int64)])
     if not (len(crops) == len(pooled) == len(head.units) + 1 and crops[-1] == len(head.images)):
         raise BoundariesInvalid(
-            where, f"cum_image_bounds {head.cum_image_bounds} of {len(head.units)} units and {len(head.images)} images"
+            where,
+            f"cum_image_bounds {head.cum_image_bounds!r:.200} of {len(head.units)} units and {len(head.images)} images",
         )
+    if (np.diff(crops) < 0).any() or (np.diff(pooled) < 0).any() or sum(unit.load for unit in head.units) >= 2**63:
+        raise BoundariesInvalid(where, "the bounds of its units do not ascend, or their loads cannot be summed")
     loads = np.array([unit.load for unit in head.units], np.int64)
     parts = unit_parts(crops[1:], pooled[1:], loads, shares_crops=shares_crops)
     if split.edges_stored:
@@ -276,7 +279,7 @@ def _stored_edges(head: SampleHead, cp_size: int, parts: UnitParts, where: str) 
     ):
         return edges
     raise BoundariesInvalid(
-        where, f"image_shard_boundaries for cp_size {cp_size} are not consecutive units in rank order: {stored}"
+        where, f"image_shard_boundaries for cp_size {cp_size} are not consecutive units in rank order: {stored!r:.400}"
     )
 
 
@@ -291,7 +294,7 @@ def pool_positions(sequence: PackedSequence, n_rows: int, where: str) -> Int64[n
     filled = np.flatnonzero(sequence.pool_ids != NOT_POOLED)
     rows = sequence.pool_ids[filled]
     order = np.argsort(rows, kind="stable")
-    if not np.array_equal(rows[order], np.arange(n_rows)):
+    if len(rows) != n_rows or not np.array_equal(rows[order], np.arange(n_rows)):
         raise PoolingInvalid(
             f"{where}.{SEQUENCE}", f"pool_ids of {len(rows)} tokens do not name each of {n_rows} pooled rows once"
         )

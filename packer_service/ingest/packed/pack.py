@@ -18,9 +18,9 @@ from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas import VERSION
 from preshard.schemas.codec import HEAD, LAYOUTS, check_member, decode_layouts, sample_key
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import FormatError, SampleHeadInvalid
+from preshard.schemas.errors import FormatError, LayoutError, SampleHeadInvalid
 from preshard.schemas.header import SampleHead, Unit, read_member, stored_checksum
-from preshard.schemas.layout import TokenLayout, segment_edges
+from preshard.schemas.layout import TokenLayout, check_partition, segment_edges
 from preshard.schemas.manifest import UNIT_KINDS, ManifestHead
 from preshard.schemas.sequence import CAUSAL_ONLY, NOT_POOLED, PackedSequence
 
@@ -75,14 +75,15 @@ class StoredPack:
         Raises:
             SampleHeadInvalid: units or documents are not in their order, or the arrays have other pooled rows.
         """
+        _check_bounds(head, where)
         order = head.token_order
         stored = list(starmap(slice, pairwise([0, *head.cum_image_bounds])))
         listed, crops_of = [head.units[number] for number in order], [stored[number] for number in order]
         units, edges = _units(listed, crops_of), _document_edges(listed, len(head.documents), where)
         starts = np.array([span.start for span in head.documents], np.int64)
         lengths = np.diff(starts, append=sequence.seq_len)  # with the padding behind each
-        if (lengths <= 0).any():
-            raise SampleHeadInvalid(f"{where}.{HEAD}", "documents are not in the order of their places")
+        if (lengths <= 0).any() or (np.array([span.length for span in head.documents], np.int64) > lengths).any():
+            raise SampleHeadInvalid(f"{where}.{HEAD}", "documents do not lie one after the other in the pack")
         free = sequence.seq_len - int(lengths.sum())  # tokens before the first document
         groups = sequence.group_ids
         first = np.minimum.reduceat(np.where(groups >= 0, groups, _NO_GROUP), starts)
@@ -138,9 +139,20 @@ class StoredPack:
         try:
             encoded, _ = read_member(self.behind, 0, f"{sample_key(self.head.pack_id)}.{LAYOUTS}", where)
             check_member(encoded, stored_checksum(self.head, LAYOUTS, self.where), where)
-            return decode_layouts(encoded, config.seq_len, config.block_size, where), encoded
-        except FormatError:
+            found = decode_layouts(encoded, config.seq_len, config.block_size, where)
+            for layout in found.values():
+                check_partition(layout, config.seq_len)
+        except (FormatError, LayoutError):
             return {}, b""
+        return found, encoded
+
+
+def _check_bounds(head: SampleHead, where: str) -> None:
+    """Raises SampleHeadInvalid: the crops of units are not all that are listed, one unit's after the other's."""
+    bounds = [0, *head.cum_image_bounds]
+    if len(bounds) != len(head.units) + 1 or bounds[-1] != len(head.images) or bounds != sorted(bounds):
+        what = f"cum_image_bounds {head.cum_image_bounds!r:.200} are not those of {len(head.units)} units"
+        raise SampleHeadInvalid(f"{where}.{HEAD}", f"{what} and {len(head.images)} images")
 
 
 def _units(stored: Sequence[Unit], crops_of: Sequence[slice]) -> Units:
@@ -160,8 +172,8 @@ def _units(stored: Sequence[Unit], crops_of: Sequence[slice]) -> Units:
 
 def _document_edges(stored: Sequence[Unit], n_documents: int, where: str) -> list[int]:
     documents = np.array([unit.document for unit in stored], np.int64)
-    if (np.diff(documents) < 0).any():
-        raise SampleHeadInvalid(f"{where}.{HEAD}", "units are not in the order of their documents")
+    if (np.diff(documents) < 0).any() or (documents >= n_documents).any():
+        raise SampleHeadInvalid(f"{where}.{HEAD}", "units are not in the order of the documents that there are")
     edges: list[int] = np.searchsorted(documents, np.arange(n_documents + 1)).tolist()
     return edges
 
@@ -171,10 +183,11 @@ def _unit_ids(
 ) -> Int32[np.ndarray, "seq"]:
     edges, pooled = np.array(document_edges), sequence.pool_ids != NOT_POOLED
     in_document = np.arange(edges[-1]) - np.repeat(edges[:-1], np.diff(edges))
-    rows, n_pooled = np.repeat(in_document, units.rows), int(np.count_nonzero(pooled))
-    if len(rows) != n_pooled:
-        what = f"units have {len(rows)} pooled rows, and the pack {n_pooled} tokens of such"
+    listed, n_pooled = sum(units.rows.tolist()), int(np.count_nonzero(pooled))
+    if listed != n_pooled:
+        what = f"units have {listed} pooled rows, and the pack {n_pooled} tokens of such"
         raise SampleHeadInvalid(f"{where}.{HEAD}", what)
+    rows = np.repeat(in_document, units.rows)
     unit_ids = np.full(sequence.seq_len, NOT_POOLED, np.int32)
     unit_ids[pooled] = rows
     return unit_ids

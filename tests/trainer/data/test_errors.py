@@ -156,7 +156,7 @@ def test_a_crop_that_reaches_a_little_past_its_sample(copied: Path, past: int) -
     beyond = place.size - place.header_size - last.offset - 512 + past
     head = head.model_copy(update={"images": [*head.images[:-1], last.model_copy(update={"size": beyond})]})
     with pytest.raises(errors.ImagesInvalid, match="outside the sample"):
-        read_crops(dataset.files, place, head, range(len(head.images)), image_format="jpeg")
+        read_crops(dataset.files, place, head, range(len(head.images)), image_format="jpeg", most_pixels=1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_crops_outside_of_their_sample_are_named(first: int, said: str) -> None:
     place: Any = SimpleNamespace(header_size=2048, size=2048 + 5 * 1024 - 600, where="here")
     head, files = SimpleNamespace(images=images), SimpleNamespace(read_range=None)
     with pytest.raises(errors.ImagesInvalid, match=f"^here: {said} outside the sample"):
-        read_crops(files, place, head, range(first, 5), image_format="jpeg")  # type: ignore[arg-type]
+        read_crops(files, place, head, range(first, 5), image_format="jpeg", most_pixels=1 << 30)  # type: ignore[arg-type]
 
 
 def test_a_damaged_crop_is_named_and_no_more_is_read(copied: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_damaged_crop_is_named_and_no_more_is_read(copied: Path) -> None:
     with pytest.raises(
         errors.MemberChanged, match=rf"{place.shard}, sample {place.key}, {place.key}.0000.jpg: has the"
     ):
-        read_crops(dataset.files, place, head, crops, image_format="jpeg")
+        read_crops(dataset.files, place, head, crops, image_format="jpeg", most_pixels=1 << 30)
     assert dataset.bytes_read - before <= place.size - place.header_size
 
 
