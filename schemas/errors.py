@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.secrets import shown
 
 
 class PreshardError(ValueError):
-    """Base class of every error that preshard raises for its users. Its message shows no secret of a URI."""
+    """Base class of every error that preshard raises for its users.
+
+    Its message shows no secret of a URI, and nothing that a terminal obeys; a line of it has at most 1,000 characters.
+    """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(shown(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(PreshardError):

@@ -22,7 +22,7 @@ with needed("trainer", "training", "train"):
 
 import torch.distributed as dist
 
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.secrets import shown
 from preshard.trainer.distributed.checkpoint import find_damaged, find_unshared
 from preshard.trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
 from preshard.trainer.dry_run.report import describe
@@ -96,8 +96,8 @@ def train(job: Job, here: Processes) -> int:
     mesh = make_mesh(config, here.world_size, here.device.type)
     if here.rank == 0:
         for name, fault in job.damaged.items():
-            click.echo(f"trainer: the checkpoint {name} is damaged, and passed over ({fault})", err=True)
-        click.echo(without_secrets(_describe_start(job, here.world_size)), err=True)
+            click.echo(shown(f"trainer: the checkpoint {name} is damaged, and passed over ({fault})"), err=True)
+        click.echo(shown(_describe_start(job, here.world_size)), err=True)
     writers = _writers(job) if here.rank == 0 else []
 
     def report(figures: StepFigures) -> None:
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         problem = find_unshared(job.config.checkpoint)
     if job is None or problem is not None:
         if here.rank == 0:
-            click.echo(without_secrets(f"trainer: {problem}"), err=True)
+            click.echo(shown(f"trainer: {problem}"), err=True)
         _leave(2)
     try:
         _leave(train(job, here))
@@ -205,7 +205,7 @@ def _dry_run(config: TrainConfig) -> NoReturn:
     """Counts a step of one rank, prints what it found, and ends the process: it needs no other one."""
     found, problem = _attempt(lambda: dry_run(config))
     if found is None:
-        click.echo(without_secrets(f"trainer: {problem}"), err=True)
+        click.echo(shown(f"trainer: {problem}"), err=True)
         sys.exit(2)
     click.echo("\n".join(describe(found)))
     sys.exit(0)
@@ -259,7 +259,7 @@ def _end(here: Processes, error: Exception) -> NoReturn:
     """
     if here.fails_first():
         if (line := _known(error)) is not None:
-            click.echo(without_secrets(f"trainer: rank {here.rank}: {line}"), err=True)
+            click.echo(shown(f"trainer: rank {here.rank}: {line}"), err=True)
         else:
             traceback.print_exception(error)
     sys.stdout.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from preshard.packer_service.cli.options import (
     make_devices,
     print_figures,
     say,
+    say_json,
     say_model,
 )
 from preshard.packer_service.runtime.progress import ConsoleProgress
@@ -34,7 +34,7 @@ def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) ->
 
     verdict = verify_dataset(dataset, thorough=thorough, processes=num_cpus, progress=ConsoleProgress())
     if as_json:
-        say(json.dumps(verdict.as_json()))
+        say_json(verdict.as_json())
     else:
         say("\n".join(verdict.as_lines()))
     if verdict.broken:

@@ -16,7 +16,7 @@ from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.local import EXECUTORS, choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.secrets import shown, without_secrets
 from preshard.schemas.model.devices import DEVICES
 
 if TYPE_CHECKING:
@@ -158,13 +158,18 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def say(text: str, err: bool = False) -> None:
-    """Prints text without the secrets of the URIs in it."""
-    click.echo(without_secrets(text), err=err)
+    """Prints text without the secrets of the URIs in it, and without what a terminal obeys, in lines that end."""
+    click.echo(shown(text), err=err)
 
 
 def say_model(answer: Any) -> None:
     """Prints a model as one JSON object."""
-    say(json.dumps(answer.model_dump(mode="json")))
+    say_json(answer.model_dump(mode="json"))
+
+
+def say_json(answer: Any) -> None:
+    """Prints one JSON object, however long; JSON spells out what a terminal obeys."""
+    click.echo(without_secrets(json.dumps(answer)))
 
 
 class SizeList(click.ParamType):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from typing import Any, TypeVar, cast
 
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,7 @@ from preshard.packer_service.report.records import (
     RejectReason,
     mean_of,
 )
+from preshard.schemas.files.printed import cut, printable
 
 SHOWN_CHARACTERS = 300
 """Longest message of a reject that is shown; rejects.parquet has all of it."""
@@ -55,8 +57,9 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
         console: where to; by default, standard output.
         rejects_file: where every reject can be seen.
     """
+    report = cleaned(report)
     to = console or Console(width=None if Console().is_terminal else 110, highlight=False)
-    say = partial(to.print, soft_wrap=True, markup=False)  # the name of a source may look like markup
+    say = saying(to)
     say(
         f"{several(report.documents, 'document')} in {several(report.packs, 'pack')} of "
         f"{report.seq_len:,} tokens: {report.tokens:,} tokens, {report.padding_tokens:,} padding, "
@@ -85,13 +88,13 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
             say(line)
         say(_cost(report))
         for warning in report.warnings:
-            say(f"warning: {plain(warning)}")
+            say(f"warning: {warning}")
     print_balances(report, to)
 
 
 def print_balances(balances: Balances, to: Console) -> None:
     """Prints the tables of layouts and image boundaries, each with what its columns mean."""
-    say = partial(to.print, soft_wrap=True, markup=False)
+    say = saying(to)
     say(
         f"balance, means over {several(balances.balanced_packs, 'pack')}; critical paths as multiples of the tile floor"
     )
@@ -113,7 +116,7 @@ def print_balances(balances: Balances, to: Console) -> None:
 
 def limit_line(limit: FillLimit) -> str:
     """What keeps packs from being fuller."""
-    return f"why packs are not fuller: {plain(limit.message)}"
+    return f"why packs are not fuller: {limit.message}"
 
 
 def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: str | None = None) -> list[str]:
@@ -122,7 +125,7 @@ def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: s
         return []
     lines = ["why, the most frequent reason first, each with its first row:"]
     for reason in reasons:
-        where = f" ({plain(reason.location)})" if reason.location else ""
+        where = f" ({reason.location})" if reason.location else ""
         lines.append(f"  {reason.documents:,} {reason.code}: {_message(reason, SHOWN_CHARACTERS)}{where}")
     others = rejected - sum(reason.documents for reason in reasons)
     if others > 0:
@@ -161,7 +164,7 @@ def lost_files(lost: int, reasons: Sequence[RejectReason]) -> str:
 
 def _message(reason: RejectReason, characters: int) -> str:
     """What a reject's message says, on one line of so many characters."""
-    words = plain(" ".join((reason.message or "no message").split()))
+    words = " ".join((reason.message or "no message").split())
     return words if len(words) <= characters else f"{words[:characters]}..."
 
 
@@ -175,7 +178,7 @@ def unread_lines(columns: Mapping[str, int], files: Mapping[str, int], filtered:
 def _most(counts: Mapping[str, int]) -> str:
     """The largest counts."""
     ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-    shown = [f"{plain(name)} ({number:,})" for name, number in ordered[:SHOWN_NAMES]]
+    shown = [f"{printable(name)} ({number:,})" for name, number in ordered[:SHOWN_NAMES]]
     return ", ".join([*shown, *([f"and {len(ordered) - SHOWN_NAMES} more"] if len(ordered) > SHOWN_NAMES else [])])
 
 
@@ -184,7 +187,7 @@ def mixture_lines(mixture: Mixture) -> list[str]:
     shares, phases = mixture.shares, ["curriculum, as shares of each phase's tokens:"] if mixture.phases else []
     for phase in mixture.phases:
         got = [
-            f"{plain(name)} {share:.2%} (asked {phase.asked[name]:.2%})"
+            f"{name} {share:.2%} (asked {phase.asked[name]:.2%})"
             for name, share in list(phase.shares.items())[:SHOWN_NAMES]
         ]
         phases.append(f"  until {phase.until:.4g}: {', '.join(got)}")
@@ -194,7 +197,7 @@ def mixture_lines(mixture: Mixture) -> list[str]:
     for source, share in list(shares.items())[:SHOWN_NAMES]:
         loss = "" if share.loss_share is None else f", {share.loss_share:.2%} of the loss weight"
         lines.append(
-            f"  {plain(source)}: weight {share.weight:g}, asked {_percent(share.asked)}, got {share.share:.2%}"
+            f"  {source}: weight {share.weight:g}, asked {_percent(share.asked)}, got {share.share:.2%}"
             f" ({share.tokens:,} tokens of {share.documents:,} documents{loss})"
         )
     if len(shares) > SHOWN_NAMES:
@@ -248,19 +251,20 @@ def _load(load: float) -> str:
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
     """Prints the keys that differ, and the figures of both with their change."""
+    comparison = cleaned(comparison)
     to = console or Console(width=None if Console().is_terminal else 120, highlight=False)
-    say = partial(to.print, soft_wrap=True, markup=False)
-    say(f"first: {plain(comparison.first)}")
-    say(f"second: {plain(comparison.second)}")
+    say = saying(to)
+    say(f"first: {comparison.first}")
+    say(f"second: {comparison.second}")
     for each in comparison.configuration:
-        say(f"  {plain(each.key)}: {_short(each.first)} -> {_short(each.second)}")
+        say(f"  {each.key}: {_short(each.first)} -> {_short(each.second)}")
     table = Table("", "", "first", "second", "change", "")
     for section, rows in groupby(comparison.rows, attrgetter("section")):
         known = [row for row in rows if (row.first, row.second) != (None, None)]
         for number, row in enumerate(known):
             cells = (
                 section if number == 0 else "",
-                plain(row.name),
+                row.name,
                 *map(partial(_compared, row), (row.first, row.second)),
             )
             table.add_row(*map(Text, cells), _change(row), row.verdict or "", end_section=number == len(known) - 1)
@@ -268,7 +272,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
 
 
 def _short(value: object) -> str:
-    text = plain(str(value))
+    text = str(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
@@ -289,11 +293,23 @@ def _change(row: ComparedRow) -> str:
     return f"x {row.change + 1:.3g}" if row.change >= MULTIPLE - 1 else f"{row.change:+.1%}"
 
 
-TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the direction of the text behind them."""
+T = TypeVar("T")
 
 
-def plain(text: str) -> str:
-    """Text in which the characters that a terminal would obey, other than line breaks and tabs, are spelled out."""
-    obeyed = {letter for letter in set(text) if unicodedata.category(letter) == "Cc"} - {"\n", "\t"}
-    return text.translate({ord(letter): ascii(letter)[1:-1] for letter in obeyed | (TURNING & set(text))})
+def saying(console: Console) -> Callable[[str], None]:
+    """Prints a line as it is, since the name of a source may look like markup, and only so much of it."""
+    return lambda text: console.print(cut(text), soft_wrap=True, markup=False)
+
+
+def cleaned(value: T) -> T:
+    """Figures whose texts and names are as they may be printed: they come from files of others."""
+    found: Any = value
+    if isinstance(value, str):
+        found = printable(value)
+    elif isinstance(value, BaseModel):
+        found = value.model_copy(update={name: cleaned(each) for name, each in value})
+    elif isinstance(value, dict):
+        found = {cleaned(name): cleaned(each) for name, each in value.items()}
+    elif isinstance(value, list):
+        found = [cleaned(each) for each in value]
+    return cast("T", found)

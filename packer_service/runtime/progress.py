@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.secrets import shown
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -61,7 +61,7 @@ class ConsoleProgress:
         self.moving: Status | None = None
 
     def note(self, message: str) -> None:
-        line = self._stamp(without_secrets(message))
+        line = self._stamp(shown(message))
         if self.moving is not None:
             self.moving.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:

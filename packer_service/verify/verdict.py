@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from preshard.schemas.errors import FORMAT_RULES, FormatError
+from preshard.schemas.files.printed import plain
 
 Finding = tuple[type[FormatError], str]
 """A broken rule, and the value found with the value that the rule asks for. The caller knows file and sample."""
@@ -30,9 +31,9 @@ class Fault:
 
     @classmethod
     def of(cls, error: type[FormatError], file: str, detail: str, sample: str | None = None) -> Fault:
-        text = _printable(detail)
+        text, place = (plain(" ".join(each.split())) for each in (detail, file))
         text = text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."
-        return cls(rule=error.rule, name=error.__name__, file=_printable(file), sample=sample, detail=text)
+        return cls(rule=error.rule, name=error.__name__, file=place, sample=sample, detail=text)
 
     @property
     def where(self) -> str:
@@ -44,12 +45,6 @@ class Fault:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def _printable(text: str) -> str:
-    """One line that any terminal can print: what a damaged file spells may hold control characters or surrogates."""
-    line = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
 
 
 @dataclass(kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from preshard.schemas.files.printed import cut, printable
+
 HIDDEN = "…"
 """Stands for the value of an option."""
 
@@ -13,6 +15,9 @@ SHOWN_OPTIONS = (
     *("blob_storage_authority", "dfs_storage_authority", "blob_storage_scheme", "dfs_storage_scheme", "replication"),
 )
 """Options of ``pyarrow.fs`` whose values say where a store is. The value of any other option may be a secret."""
+
+_LONGEST_SEARCHED = 16_384
+"""Characters of a line in which secrets are looked for, many more than are shown."""
 
 NAMED_BY_USER = ("abfs", "abfss")
 """Schemes whose URIs name a container or account before the ``@``; only a password behind it is a secret."""
@@ -35,6 +40,11 @@ def without_secrets(text: str) -> str:
     if "://" in text:
         text = _BARE_QUERY.sub(rf"\1{HIDDEN}", _USER_INFO.sub(_without_user, text))
     return _OPTION.sub(_with_known_value, text) if "=" in text else text
+
+
+def shown(text: str) -> str:
+    """Text as it is said to a user: without secrets, without what a terminal obeys, in lines that end."""
+    return printable(without_secrets(cut(text, _LONGEST_SEARCHED)))
 
 
 def _without_user(found: re.Match[str]) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from preshard.packer_service.report.console import plain
 from preshard.packer_service.report.document import (
     ShownDocument,
     ShownMedium,
@@ -18,6 +17,7 @@ from preshard.packer_service.report.document import (
     print_document,
     run_edges,
 )
+from preshard.schemas.files.printed import plain
 
 TOKENS = ["<s>", "how", "<i>", ".", ".", "</i>", "so", "?", "yes", "!", "</s>"]
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from rich.console import Console
 from rich.table import Table
 
 from preshard.packer_service.report.advice.figures import Advice, SplitAdvice, StepSeconds
-from preshard.packer_service.report.console import plain
+from preshard.packer_service.report.console import cleaned, saying
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:
     """Prints the fastest splits as tables, the reasons, and what they rest on."""
+    advice = cleaned(advice)
     to = console or Console(width=None if Console().is_terminal else 130, highlight=False)
-    say = partial(to.print, soft_wrap=True, markup=False)
+    say = saying(to)
     say(
         f"{advice.gpus:,} x {advice.gpu}, a model of {advice.parameters / 1e9:.3g} billion parameters, "
         f"{advice.packs:,} packs of {advice.seq_len:,} tokens: {advice.considered} splits, {advice.fitting} fit"
@@ -27,9 +26,9 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
         say(f"   {split.options or 'no option: a whole pack on the one device'}")
     say("assumed:")
     for each in advice.assumptions:
-        say(f"  {each.name} {_value(each.value)} ({plain(each.source)}): {each.meaning}")
+        say(f"  {each.name} {_value(each.value)} ({each.source}): {each.meaning}")
     for note in advice.notes:
-        say(f"note: {plain(note)}")
+        say(f"note: {note}")
 
 
 def _speeds(advice: Advice) -> Table:
