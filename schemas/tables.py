@@ -1,4 +1,4 @@
-"""The columns of a dataset's Parquet tables, where their row groups begin, and the rows of rejected documents."""
+"""The declared columns of a dataset's Parquet tables, their files, and the rows of rejected documents."""
 
 from __future__ import annotations
 
@@ -9,35 +9,41 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
 
-from preshard.schemas.dataset.measures import MEASURES
-from preshard.schemas.errors import REJECT_STAGES, DocumentError
+from preshard.schemas.dataset.measures import MEASURE_COLUMNS, MEASURES_FILE
+from preshard.schemas.dataset.table import Column, Columns, TableFile, numbers, schema_of, texts
+from preshard.schemas.errors import REJECT_CODES, REJECT_STAGES, DocumentError, FormatError, TableInvalid
 
-PACKS = pa.schema(
-    [
-        ("pack_id", pa.int64()),
-        *((name, pa.string()) for name in ("key", "shard")),
-        *((name, pa.int64()) for name in ("index_in_shard", "offset", "header_size", "head_crc32c", "size")),
-        *((name, pa.int64()) for name in ("n_tokens", "n_padding", "n_documents", "n_units", "n_images", "n_patches")),
-        *((name, pa.int64()) for name in ("n_pooled_tokens", "load", "attention_area", "attention_tiles")),
-        ("cost", pa.float64()),
-    ]
+PACK_COLUMNS: Columns = (
+    *numbers("pack_id"),
+    *texts("key", "shard"),
+    *numbers("index_in_shard", "offset"),
+    *numbers("header_size", "head_crc32c", most=2**32 - 1),
+    *numbers("size", "n_tokens", "n_padding", "n_documents", "n_units", "n_images", "n_patches"),
+    *numbers("n_pooled_tokens", "load", "attention_area", "attention_tiles"),
+    Column(name="cost", type=pa.float64()),
 )
+PACKS = schema_of(PACK_COLUMNS)
 """One row per pack, by ``pack_id``. ``offset``, ``header_size`` and ``size`` are bytes in the tar, ``head_crc32c``
 is the checksum of ``KEY.json``, ``load`` the vision encoder's work in multiplications, ``attention_area`` counts the
 allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural order, ``cost`` is in GFLOP."""
 
-DOCUMENTS = pa.schema(
-    [
-        ("doc_id", pa.string()),
-        *((name, pa.int64()) for name in ("piece", "copy_number", "epoch")),
-        ("source", pa.string()),
-        *((name, pa.int64()) for name in ("pack_id", "start", "length", "aligned_length")),
-        *((name, pa.int64()) for name in ("n_units", "n_images", "n_patches", "load", "truncated_tokens")),
-    ]
+DOCUMENT_COLUMNS: Columns = (
+    *texts("doc_id"),
+    *numbers("piece", "copy_number", "epoch"),
+    *texts("source"),
+    *numbers("pack_id", "start", "length", "aligned_length"),
+    *numbers("n_units", "n_images", "n_patches", "load", "truncated_tokens"),
 )
+DOCUMENTS = schema_of(DOCUMENT_COLUMNS)
 """One row per packed document (per piece of one, under ``oversize: split``), by ``(pack_id, start)``."""
 
-REJECTS = pa.schema([(name, pa.string()) for name in ("doc_id", "source", "location", "stage", "code", "message")])
+REJECT_COLUMNS: Columns = (
+    *texts("doc_id", "source", "location"),
+    Column(name="stage", type=pa.string(), legal=REJECT_STAGES),
+    Column(name="code", type=pa.string(), legal=REJECT_CODES),
+    *texts("message"),
+)
+REJECTS = schema_of(REJECT_COLUMNS)
 """One row per rejected document, in source order within each partition of the plan. ``stage`` is ``read``, ``measure``,
 ``plan`` or ``write``."""
 
@@ -45,26 +51,59 @@ KEPT = {"string": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool":
 """Types of kept columns in ``documents.parquet``, by their names in the configuration."""
 
 
-def documents_schema(keep_columns: Iterable[tuple[str, str]]) -> pa.Schema:
+def documents_columns(keep_columns: Iterable[tuple[str, str]]) -> Columns:
     """The columns of ``documents.parquet``, with those of the configuration's ``keep_columns`` behind."""
-    return pa.schema([*DOCUMENTS, *((name, KEPT[kind]) for name, kind in keep_columns)])
+    return (*DOCUMENT_COLUMNS, *(Column(name=name, type=KEPT[kind], nulls=True) for name, kind in keep_columns))
 
 
-TABLES: dict[str, pa.Schema] = {
-    "packs.parquet": PACKS,
-    "documents.parquet": DOCUMENTS,
-    "rejects.parquet": REJECTS,
-    "measures.parquet": MEASURES,
+def documents_schema(keep_columns: Iterable[tuple[str, str]]) -> pa.Schema:
+    """The same as a schema."""
+    return schema_of(documents_columns(keep_columns))
+
+
+DECLARED: dict[str, Columns] = {
+    "packs.parquet": PACK_COLUMNS,
+    "documents.parquet": DOCUMENT_COLUMNS,
+    "rejects.parquet": REJECT_COLUMNS,
+    MEASURES_FILE: MEASURE_COLUMNS,
 }
 
+TABLES: dict[str, pa.Schema] = {name: schema_of(columns) for name, columns in DECLARED.items()}
 
-def fits(name: str, schema: pa.Schema) -> bool:
-    """Whether a table may have these columns: those of its kind, and behind those of documents kept ones."""
-    base = TABLES[name]
-    if name != "documents.parquet":
-        return bool(schema.equals(base))
-    kept = list(schema)[len(base) :]
-    return pa.schema(list(schema)[: len(base)]).equals(base) and all(field.type in KEPT.values() for field in kept)
+
+def open_table(
+    opened: Any,
+    name: str,
+    *,
+    rows: int | None = None,
+    keep_columns: Iterable[tuple[str, str]] | None = None,
+    error: type[FormatError] = TableInvalid,
+    metadata: Any = None,
+    sparing: bool = False,
+) -> TableFile:
+    """One of the four tables, opened as all that read it do.
+
+    Args:
+        opened: the file, for reading at any place.
+        name: the table's.
+        rows: that the manifest gives; None where it is not written yet.
+        keep_columns: of the configuration, which ``documents.parquet`` has; None for any.
+        error: what is raised of the file's bytes.
+        metadata: its footer, where it was read and checked before.
+        sparing: as :class:`preshard.schemas.dataset.table.TableFile` takes it.
+
+    Raises:
+        TableInvalid: it is not Parquet, has other columns or another number of rows, or claims more than its bytes can
+            hold; also while it is read.
+        OSError: it cannot be read.
+    """
+    keeps = name == "documents.parquet"
+    columns = documents_columns(keep_columns or ()) if keeps else DECLARED[name]
+    kept = tuple(KEPT.values()) if keeps and keep_columns is None else ()
+    dense = name != MEASURES_FILE  # whose rows follow from those of packs, and may be all alike
+    return TableFile(
+        opened, name, columns, kept=kept, rows=rows, dense=dense, metadata=metadata, error=error, sparing=sparing
+    )
 
 
 def row_group_edges(metadata: Any) -> Int64[np.ndarray, "row_groups_plus_1"]:

@@ -62,7 +62,7 @@ class Packs:
         """Packs of the first row group of each dataset's ``packs.parquet``, 65,536 at most."""
         parts = []
         for reader in (reader for dataset in datasets for reader in dataset.readers):
-            table = PackTable(reader.files.open_packs)
+            table = PackTable(reader.files.open_packs, len(reader.packs))
             parts += [table.columns(0, COLUMNS)] if len(table) else []
             table.close()
         images = np.concatenate([np.zeros((len(COLUMNS), 1), np.int64), *parts], axis=1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from preshard.packer_service.http.models.datasets import DatasetEntry, name_below_root
-from preshard.packer_service.http.pool import PROCESS_MEMORY, TEMPLATE, Cooling, Pool, parse_reply
+from preshard.packer_service.http.pool import TEMPLATE, Cooling, Pool, parse_reply
 from preshard.packer_service.http.problems import busy, damaged, no_dataset, unfinished
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.packer_service.http.worker import MOST_LOOKS, look_at
@@ -25,8 +25,11 @@ LOCAL, REMOTE = 2, 16
 SLOW_SECONDS = 0.3
 """Time after which a folder no longer counts among those that are looked at at once."""
 
-MOST_STUCK = 32
-"""Looks that were given up, and whose threads still wait, after which another process takes over."""
+QUICK_SECONDS, MOST_OWN = 2.0, 3
+"""Time after which a look gets a process of its own, and such processes at once. A healthy dataset takes a tenth."""
+
+LOOK_MEMORY = 1 << 30
+"""Most memory of a process that looks."""
 
 FIRST_WAIT_SECONDS, LATER_WAIT_SECONDS = 25.0, 2.0
 """Longest wait of a request for the first look through the root, and for a later one."""
@@ -77,8 +80,7 @@ class Listing:
         self._known: dict[str, Known] = {}
         self._cooling = Cooling()
         self._scanner = _Scanner(pool)
-        self._alone = _Scanner(pool)
-        self._one = asyncio.Lock()
+        self._own = asyncio.Semaphore(MOST_OWN)
         self._turns = asyncio.Semaphore(REMOTE if is_remote(settings.root) else LOCAL)
         self._most = asyncio.Semaphore(MOST_LOOKS)
         self._at: dict[str, float] = {}
@@ -239,14 +241,22 @@ class Listing:
         return self._known.get(name_below_root(path))
 
     async def _ask(self, path: str, known: Known | None) -> dict[str, Any]:
-        """What another process says of a folder. One beside which the process ended is looked at alone."""
+        """What another process says of a folder.
+
+        One that has no answer soon, or beside which the process ended, gets a process of its own: whatever it holds, no
+        look at another waits for it.
+        """
         stamps = known.stamps if known is not None and time.monotonic() < known.until else None
         given = (self.settings.root, path, stamps, known is not None and known.entry.state == "damaged")
         seconds = self.settings.scan_seconds
-        with suppress(EndedError):
-            return await self._scanner.ask(given, seconds)
-        async with self._one:
-            return await self._alone.ask(given, seconds)
+        with suppress(EndedError, TimeoutError):
+            return await self._scanner.ask(given, min(seconds, QUICK_SECONDS))
+        async with self._own:
+            own = _Scanner(self.pool)
+            try:
+                return await own.ask(given, seconds)
+            finally:
+                own.end()
 
     def _take(self, path: str, known: Known | None, head: dict[str, Any]) -> list[str]:
         """Keeps what was said of a folder."""
@@ -298,7 +308,6 @@ class Listing:
             if task is not None:
                 task.cancel()
         self._scanner.end()
-        self._alone.end()
 
 
 class _RootError(Exception):
@@ -306,30 +315,29 @@ class _RootError(Exception):
 
 
 class _Scanner:
-    """A process that looks, outside of the pool's count; another one where it has ended or too much stands still."""
+    """A process that looks, outside of the pool's count; another one where it has ended or a look stands still."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._fork: Fork | None = None
-        self._stuck = 0
 
     async def ask(self, given: tuple[Any, ...], seconds: float) -> dict[str, Any]:
         """What a look says.
 
         Raises:
             EndedError: the process has ended.
-            TimeoutError: the look took too long; it is left alone.
+            TimeoutError: the look took too long. The process is ended, since what it still does would slow others.
         """
-        if self._fork is None or self._fork.is_over or self._stuck >= MOST_STUCK:
-            self.end()
-            self._fork, self._stuck = TEMPLATE.fork(PROCESS_MEMORY), 0
+        if self._fork is None or self._fork.is_over:
+            self._fork = TEMPLATE.fork(LOOK_MEMORY)
+            self._pool.others.add(self._fork)
         fork = self._fork
         await self._pool.run(fork.wait)
         try:
             async with asyncio.timeout(seconds):
                 reply = parse_reply(await self._pool.run(fork.call, look_at, *given))
         except TimeoutError:
-            self._stuck += 1
+            fork.kill()
             raise
         if reply is None:
             fork.kill()

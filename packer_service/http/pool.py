@@ -22,8 +22,9 @@ from preshard.packer_service.runtime.forks import EndedError, Fork, Template
 PROCESSES, THREADS = 8, 8
 """Processes that read at once, and questions that each answers at once; the others wait their turn."""
 
-PROCESS_MEMORY, ALL_MEMORY = 2 << 30, 3 << 30
-"""Most memory of one process, and of all of them together."""
+PROCESS_MEMORY, ALL_MEMORY = 2 << 30, 5 << 29
+"""Most memory of one process, and of all of them together, those that look at folders included. They may take more for
+as long as nobody looks at them: with that, and the process that listens, 3 GiB."""
 
 LOOK_SECONDS = 0.25
 """Time between two looks at the processes."""
@@ -85,6 +86,8 @@ class Pool:
 
     def __init__(self) -> None:
         self.cooling = Cooling()
+        self.others: set[Fork] = set()
+        """Processes that are not readers, and whose memory counts with theirs."""
         self._readers: dict[Hashable, Reader] = {}
         self._gone = [0, 0]
         self._changed = asyncio.Event()
@@ -247,8 +250,14 @@ class Pool:
                 reader.fork.fall_behind()
             elif not reader.users and now - reader.used > IDLE_SECONDS:
                 self._end(reader, "nobody asked it")
+        self.others = {fork for fork in self.others if not fork.is_over}
+        others = {fork: fork.own_bytes() for fork in self.others}
         sizes = {reader: reader.fork.own_bytes() for reader in self._readers.values()}
-        if sum(sizes.values()) > ALL_MEMORY:
+        if sum(sizes.values()) + sum(others.values()) <= ALL_MEMORY:
+            return
+        if others and max(others.values()) > max(sizes.values(), default=0):
+            max(others, key=lambda fork: others[fork]).kill()
+        else:
             self._end(max(sizes, key=lambda reader: sizes[reader]), "the datasets together took too much memory")
 
 

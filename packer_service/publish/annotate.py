@@ -16,11 +16,14 @@ from preshard.packer_service.report.dataset import open_dataset
 from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.lock import locked
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.connect import connect
-from preshard.packer_service.tables.rows import in_batches, read_groups
-from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults, annotations_schema
-from preshard.schemas.errors import ConfigError
+from preshard.packer_service.tables.connect import PassingRows, connect
+from preshard.packer_service.tables.rows import in_batches
+from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_schema, open_annotations
+from preshard.schemas.dataset.manifest_parts import stored_config
+from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.errors import AnnotationsInvalid, ConfigError, TableInvalid, TableMissing
 from preshard.schemas.manifest import WORK, ManifestHead
+from preshard.schemas.tables import open_table
 
 GROUP_ROWS = 65_536
 """Rows of a row group, as those of the other tables."""
@@ -76,13 +79,13 @@ def _annotate(
     location = folder.location
     names = [name for name in given.column_names if name != on]
     with _before(folder, manifest) as before:
-        has = before.schema_arrow.names[len(PLACES) :] if folder.is_file(ANNOTATIONS) else []
+        has = before.schema.names[len(PLACES) :] if folder.is_file(ANNOTATIONS) else []
         again = [name for name in has if name.lower() in {each.lower() for each in names}]
         if again and not replace:
             raise ConfigError(
                 f"DATASET {location}: has the annotation {again[0]!r} already; give --replace, or rename the column"
             )
-        stays = {name: before.schema_arrow.field(name).type for name in has if name not in again}
+        stays = {name: before.schema.field(name).type for name in has if name not in again}
         try:
             schema = annotations_schema(stays | {name: given.schema.field(name).type for name in names}, manifest)
         except ValueError as error:
@@ -105,36 +108,37 @@ def _annotate(
 
 
 @contextmanager
-def _before(folder: Folder, manifest: ManifestHead) -> Iterator[pq.ParquetFile]:
+def _before(folder: Folder, manifest: ManifestHead) -> Iterator[TableFile]:
     """The table that columns are joined to: the annotations that there are, or else the documents."""
     name = ANNOTATIONS if folder.is_file(ANNOTATIONS) else "documents.parquet"
     try:
         with folder.open(name) as opened:
-            file = pq.ParquetFile(opened, page_checksum_verification=True)
-            for fault in annotations_faults(file.schema_arrow, manifest) if name == ANNOTATIONS else ():
-                raise ConfigError(f"DATASET {folder.location}: {name} {fault}")
-            yield file
-    except pa.ArrowInvalid as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"DATASET {folder.location}: {name} is damaged ({reason}); preshard verify says more"
-        ) from None
+            if name == ANNOTATIONS:
+                yield open_annotations(opened, manifest)
+            else:
+                keep = stored_config(manifest).keep_columns
+                yield open_table(opened, name, rows=manifest.counts.pieces, keep_columns=keep)
+    except FileNotFoundError:
+        raise TableMissing(name, "is not there") from None
+    except (TableInvalid, AnnotationsInvalid) as error:
+        what = f"{error.where} {error.detail}"
+        raise ConfigError(f"DATASET {folder.location}: {what}; preshard verify says more") from None
 
 
-def _numbered(file: pq.ParquetFile, columns: Sequence[str]) -> pa.RecordBatchReader:
+def _numbered(file: TableFile, columns: Sequence[str]) -> PassingRows:
     """The rows with their numbers, as they are read."""
-    fields = [file.schema_arrow.field(name) for name in columns]
+    fields = [file.schema.field(name) for name in columns]
 
     def batches() -> Iterator[pa.RecordBatch]:
         first = 0
-        for batch in read_groups(file, GROUP_ROWS, columns=columns):
+        for batch in file.parts(GROUP_ROWS, columns=columns):
             yield batch.append_column(_ROW, pa.array(np.arange(first, first + len(batch))))
             first += len(batch)
 
-    return pa.RecordBatchReader.from_batches(pa.schema([*fields, (_ROW, pa.int64())]), batches())
+    return PassingRows(pa.schema([*fields, (_ROW, pa.int64())]), batches())
 
 
-def _joined(documents: pa.RecordBatchReader, given: pa.Table) -> Iterator[pa.Table]:
+def _joined(documents: PassingRows, given: pa.Table) -> Iterator[pa.Table]:
     """The documents in their order, each with its row of the table or nulls, so many rows at a time."""
     with (
         scratch_folder("preshard-annotate-") as scratch,
@@ -145,8 +149,8 @@ def _joined(documents: pa.RecordBatchReader, given: pa.Table) -> Iterator[pa.Tab
         yield from in_batches((pa.Table.from_batches([batch]) for batch in reader), GROUP_ROWS)
 
 
-def _nothing_matches(location: str, table: str, on: str, given: pa.Table, before: pq.ParquetFile) -> str:
-    first = next((batch["doc_id"][0].as_py() for batch in before.iter_batches(1, columns=["doc_id"])), None)
+def _nothing_matches(location: str, table: str, on: str, given: pa.Table, before: TableFile) -> str:
+    first = next((batch["doc_id"][0].as_py() for batch in before.parts(1, columns=["doc_id"])), None)
     ids = pc.cast(given[on], pa.string())
     such = f", such as {ids[0].as_py()!r:.80}" if len(ids) else ""
     has = "no documents" if first is None else f"documents such as {first!r:.80}"

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from huggingface_hub import DatasetCardData
 
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
+from preshard.packer_service.report.tables import open_table
 from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import SHARDS, ManifestHead
 
@@ -56,8 +56,8 @@ def write_card(location: str, *, name: str, license_name: str | None = None) -> 
     """
     folder, manifest = open_dataset(location)
     report = report_dataset(location)
-    with folder.open(DOCUMENTS) as file:
-        columns = pq.read_schema(file)
+    with open_table(folder, DOCUMENTS, manifest.counts.pieces) as table:
+        columns = table.schema
     files = {
         CARD: card_of(manifest, report, name=name, license_name=license_name),
         CROISSANT: json.dumps(croissant_of(manifest, report, columns, name=name, license_name=license_name), indent=2)

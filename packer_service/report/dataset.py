@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pydantic import ValidationError
+from typing import TypeVar
 
 from preshard.packer_service.report.fill import straggler_ratios
 from preshard.packer_service.report.records import (
@@ -23,14 +18,16 @@ from preshard.packer_service.report.records import (
     StoredFigures,
     Thinned,
 )
+from preshard.packer_service.report.run import RunFacts, read_run
 from preshard.packer_service.report.stored import read_figures
-from preshard.packer_service.report.tables import read_numbers
+from preshard.packer_service.report.tables import read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults
+from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, open_annotations
 from preshard.schemas.dataset.manifest_parts import read_manifest_head, stored_config
-from preshard.schemas.errors import AnnotationsInvalid, ConfigError
-from preshard.schemas.manifest import MANIFEST, RUN, ManifestHead, ModelEntry, TokenizerEntry
+from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, ManifestHead, ModelEntry, TokenizerEntry
 from preshard.schemas.model.encoder import encoder_of
 
 T = TypeVar("T", bound=Figures)
@@ -54,7 +51,7 @@ def open_dataset(location: str) -> tuple[Folder, ManifestHead]:
         raise ConfigError(f"DATASET {location}: no such folder")
     if not folder.is_file(MANIFEST):
         raise ConfigError(f"DATASET {location}: has no {MANIFEST}: it is not a dataset, or packing it has not finished")
-    with folder.open(MANIFEST) as file:
+    with folder.open(MANIFEST, LARGEST_MANIFEST) as file:
         return folder, read_manifest_head(file, MANIFEST)
 
 
@@ -76,13 +73,13 @@ def report_figures(
     folder: Folder, manifest: ManifestHead, figures: StoredFigures, dp_sizes: Sequence[int] = ()
 ) -> DatasetReport:
     """The report of a dataset whose figures are read."""
-    config, counts, run = stored_config(manifest), manifest.counts, _run(folder)
-    seconds = run_seconds(run)
+    config, counts, run = stored_config(manifest), manifest.counts, read_run(folder)
+    seconds = run.seconds
     straggler = figures.straggler_ratio
     if dp_sizes:
         straggler = straggler_ratios(read_numbers(folder, "packs.parquet", "cost"), config, dp_sizes)
     known = dict(figures) | dict(mixture_of(run, figures.sources, config, counts.left_out))
-    known |= {"straggler_ratio": straggler, "limit": written_of(run, "limit", FillLimit)}
+    known |= {"straggler_ratio": straggler, "limit": run.limit}
     return DatasetReport(
         **{name: known[name] for name in known if name in DatasetReport.model_fields and name != "documents"},
         dataset_id=manifest.dataset_id,
@@ -94,12 +91,12 @@ def report_figures(
         unused_columns=manifest.unused_columns,
         unread_files=manifest.unread_files,
         filtered=manifest.filtered,
-        warnings=warnings_of(manifest, config, written_of(run, "thinned", Thinned)),
+        warnings=[*warnings_of(manifest, config, run.thinned), *([] if run.fault is None else [run.fault])],
         shards=-(-counts.packs // config.packs_per_shard),
         n_images=counts.images,
         plan_seconds=seconds.get("plan_seconds", 0.0),
         seconds=seconds,
-        attempts=len(run.get("attempts", [])),
+        attempts=len(run.attempts),
         measured_per_second=_rate(counts.source_documents, seconds.get("measure_task_seconds", 0.0)),
     )
 
@@ -112,20 +109,18 @@ def joined_columns(folder: Folder, manifest: ManifestHead) -> dict[str, int]:
     """
     if not folder.is_file(ANNOTATIONS):
         return {}
-    try:
-        with folder.open(ANNOTATIONS) as opened:
-            file = pq.ParquetFile(opened)
-            for fault in annotations_faults(file.schema_arrow, manifest):
-                raise AnnotationsInvalid(ANNOTATIONS, fault)
-            table = file.metadata
-            groups = [table.row_group(number) for number in range(table.num_row_groups)]
-            names = list(enumerate(file.schema_arrow.names))[len(PLACES) :]
-            return {
-                name: sum(group.num_rows - group.column(place).statistics.null_count for group in groups)
-                for place, name in names
-            }
-    except pa.ArrowInvalid as error:
-        raise AnnotationsInvalid(ANNOTATIONS, " ".join(str(error).split())[:200]) from None
+    with folder.open(ANNOTATIONS) as opened:
+        file = open_annotations(opened, manifest)
+        return {name: _count_values(file, name) for name in file.schema.names[len(PLACES) :]}
+
+
+def _count_values(file: TableFile, name: str) -> int:
+    """Values of a column that are not null, by the footer, or where it does not say it by the column itself."""
+    groups = [file.metadata.row_group(number) for number in range(file.n_groups)]
+    found = [group.column(file.schema.names.index(name)).statistics for group in groups]
+    if any(each is None or not each.has_null_count for each in found):
+        return sum(len(part) - part.column(0).null_count for part in file.parts(columns=[name]))
+    return file.n_rows - sum(each.null_count for each in found)
 
 
 def dataset_rejects(location: str) -> dict[str, int]:
@@ -150,13 +145,13 @@ def holding_line(location: str) -> str | None:
     """The least values of limits that would have held every document that was rejected for its size; None without any.
 
     Raises:
-        OSError: the table of rejects cannot be read.
+        TableInvalid: the table of rejects is not one.
+        OSError: it cannot be read.
     """
-    with Folder(location).open(REJECTS_FILE) as opened:
-        messages = pq.read_table(opened, columns=["message"], filters=[("code", "in", list(SIZES))])["message"]
     least = dict[str, tuple[int, int]]()
-    for message in messages.to_pylist():
-        if (found := _HOLDS.match(message or "")) is not None:
+    parts = table_parts(Folder(location), REJECTS_FILE, ["code", "message"])
+    for message in (row["message"] for part in parts for row in part.to_pylist() if row["code"] in SIZES):
+        if (found := _HOLDS.match(message)) is not None:
             number, most = least.get(found.group(2), (0, 0))
             least[found.group(2)] = number + 1, max(most, int(found.group(3)))
     if not least:
@@ -167,45 +162,25 @@ def holding_line(location: str) -> str | None:
 
 def dataset_limit(folder: Folder) -> FillLimit | None:
     """What keeps the packs of a dataset from being fuller."""
-    return written_of(_run(folder), "limit", FillLimit)
-
-
-def _run(folder: Folder) -> Any:
-    return json.loads(folder.read(RUN)) if folder.is_file(RUN) else {}
-
-
-def written_of(run: Any, name: str, record: type[T]) -> T | None:
-    """A record that the job wrote into ``run.json``, which may hold anything; None where it is not one."""
-    try:
-        return record.model_validate(run.get(name) if isinstance(run, dict) else None)
-    except ValidationError:
-        return None
+    return read_run(folder).limit
 
 
 def dataset_thinned(folder: Folder) -> Thinned | None:
     """Which videos of a dataset have fewer frames than were asked for."""
-    return written_of(_run(folder), "thinned", Thinned)
+    return read_run(folder).thinned
 
 
-def run_seconds(run: Any) -> dict[str, float]:
-    """The times in ``run.json``."""
-    entries = run.items() if isinstance(run, dict) else ()
-    return {
-        name: float(value) for name, value in entries if name.endswith("_seconds") and isinstance(value, int | float)
-    }
-
-
-def mixture_of(run: Any, sources: Sequence[SourceTotals], config: PackConfig, left_out: int) -> Mixture:
+def mixture_of(run: RunFacts, sources: Sequence[SourceTotals], config: PackConfig, left_out: int) -> Mixture:
     """What the job wrote of its mixture; without that, what can be seen in the documents.
 
     Args:
-        run: the content of ``run.json``, or anything else.
+        run: what the job wrote of itself.
         sources: what became of the documents of each.
         config: the dataset's configuration.
         left_out: documents that the mixture leaves out.
     """
-    if (written := written_of(run, "mixture", Mixture)) is not None:
-        return written
+    if run.mixture is not None:
+        return run.mixture
     total, weights = sum(each.tokens for each in sources), dict(config.mixture)
     shares = {
         each.source: SourceShare(

@@ -11,14 +11,15 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from jaxtyping import Float64, Int64
 
 from preshard.packer_service.report.figures import COST, Figure, expression, figures_of
 from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, RankLoads, Spread
-from preshard.packer_service.tables.connect import connect
+from preshard.packer_service.tables.connect import PassingRows, connect
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.measures import MEASURES, MeasureGroup, MeasureOrder, measure_groups
+from preshard.schemas.dataset.measures import MEASURES, MEASURES_FILE, MeasureGroup, MeasureOrder, measure_groups
+from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.errors import TableInvalid
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class StoredMeasures:
 
     config: PackConfig
     order: MeasureOrder
-    file: pq.ParquetFile
+    file: TableFile
 
     @property
     def n_packs(self) -> int:
@@ -67,8 +68,7 @@ class StoredMeasures:
     def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
         """Columns of the rows of one group and consecutive packs, pack by pack, in parts."""
         for part in self.order.parts(group, packs):
-            rows = self.file.read_row_group(part.row_group, columns=list(columns), use_threads=False)
-            rows.validate(full=True)
+            rows = self.file.read([part.row_group], columns)
             first, stop = max(packs.start, part.packs.start), min(packs.stop, part.packs.stop)
             yield rows.slice(first - part.packs.start, stop - first)
 
@@ -119,24 +119,15 @@ def ask(
         database: answers it; None for one of its own.
         take: takes the answer; by default as a list of rows.
     """
-    raised = list[Exception]()
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        try:
-            for part in parts():
-                yield from part.to_batches()
-        except Exception as error:
-            raised.append(error)
-            raise
-
-    reader = pa.RecordBatchReader.from_batches(schema, batches())
+    rows = PassingRows(schema, (batch for part in parts() for batch in part.to_batches()))
     try:
-        with connect({"rows": reader}, database=database) as connection:
+        with connect({"rows": rows}, database=database) as connection:
             return take(connection.sql(sql))
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(str(error)) from None
     except duckdb.Error as error:
-        raise (raised[0] if raised else pa.ArrowInvalid(str(error))) from None
+        reason = " ".join(str(error).split())[:200]
+        raise TableInvalid(MEASURES_FILE, f"has values that give no figures ({reason})") from None
 
 
 def all_balances(measures: Measures) -> Balances:

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
-from pydantic import ValidationError
 
 from preshard.packer_service.report.fill import PlanTotals, fill_of
 from preshard.packer_service.report.losses import losses_of
@@ -26,17 +25,14 @@ from preshard.packer_service.report.records import (
     SourceTotals,
     StoredFigures,
 )
+from preshard.packer_service.report.run import decode_strictly
 from preshard.packer_service.report.tables import numbers_of, open_measures, read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import encode_json
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import FiguresInvalid
-from preshard.schemas.files.validation import first_violation
-from preshard.schemas.manifest import FIGURES, FiguresEntry, ManifestHead
-
-LARGEST_FIGURES = 64 << 20
-"""Bytes of the file that are read: those of a hundred thousand sources."""
+from preshard.schemas.manifest import FIGURES, LARGEST_FIGURES, FiguresEntry, ManifestHead
 
 PERCENTS = (5, 50, 95, 100)
 """Of the documents' lengths."""
@@ -71,8 +67,7 @@ def read_figures(folder: Folder, manifest: ManifestHead) -> StoredFigures:
     """
     if not folder.is_file(FIGURES):
         raise FiguresInvalid(FIGURES, "is not there")
-    with folder.open(FIGURES) as file:
-        return decode_figures(file.read(LARGEST_FIGURES + 1), manifest.figures, stored_config(manifest))
+    return decode_figures(folder.read(FIGURES, LARGEST_FIGURES), manifest.figures, stored_config(manifest))
 
 
 def decode_figures(data: bytes, entry: FiguresEntry, config: PackConfig) -> StoredFigures:
@@ -86,9 +81,9 @@ def decode_figures(data: bytes, entry: FiguresEntry, config: PackConfig) -> Stor
     if (digest := hashlib.sha256(data).hexdigest()) != entry.sha256:
         raise FiguresInvalid(FIGURES, f"has the SHA-256 {digest}; the manifest says {entry.sha256}")
     try:
-        figures = StoredFigures.model_validate_json(data)
-    except ValidationError as error:
-        raise FiguresInvalid(FIGURES, str(first_violation(error))) from None
+        figures = decode_strictly(StoredFigures, data)
+    except ValueError as error:
+        raise FiguresInvalid(FIGURES, str(error)) from None
     degrees = {*config.ring_degrees}
     has = [{*figures.balance}, *map(set, figures.balance.values()), {*figures.preferred}, {*figures.images}]
     if has != [{*config.layouts}, *(degrees for _ in figures.balance), degrees, {*config.cp_sizes}]:

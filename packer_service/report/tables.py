@@ -8,35 +8,38 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from preshard.packer_service.report.measures import StoredMeasures
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import read_groups
+from preshard.schemas import tables
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MeasureOrder
-from preshard.schemas.errors import TableInvalid
-from preshard.schemas.tables import TABLES, fits
+from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.errors import TableInvalid, TableMissing
+from preshard.schemas.tables import TABLES
 
 PART_ROWS = 65_536
 """Rows of a part: a row group, as the writer makes them."""
 
 
 @contextmanager
-def open_table(folder: Folder, name: str) -> Iterator[pq.ParquetFile]:
+def open_table(folder: Folder, name: str, rows: int | None = None) -> Iterator[TableFile]:
     """A table, opened for parts of it.
 
+    Args:
+        folder: the dataset.
+        name: the table's.
+        rows: that the manifest gives; None where it is not written yet.
+
     Raises:
-        TableInvalid: it is not Parquet, or has other columns; also while it is read in the block.
+        TableInvalid: it is not Parquet, has other columns or rows, or illegal values; also while it is read.
+        TableMissing: it is not there.
     """
     try:
         with folder.open(name) as source:
-            file = pq.ParquetFile(source)
-            if not fits(name, file.schema_arrow):
-                raise TableInvalid(name, f"has the columns {file.schema_arrow.names}, not {TABLES[name].names}")
-            yield file
-    except pa.ArrowException as error:
-        raise TableInvalid(name, f"cannot be read ({' '.join(str(error).split())[:200]})") from None
+            yield tables.open_table(source, name, rows=rows)
+    except FileNotFoundError:
+        raise TableMissing(name, "is not there") from None
 
 
 @contextmanager
@@ -47,7 +50,7 @@ def open_measures(folder: Folder, config: PackConfig, n_packs: int) -> Iterator[
         TableInvalid: it is not Parquet, or has other columns or row groups; also while it is read in the block.
     """
     name, order = "measures.parquet", MeasureOrder.of(config, n_packs)
-    with open_table(folder, name) as file:
+    with open_table(folder, name, order.n_rows) as file:
         check_row_groups(file.metadata, order)
         yield StoredMeasures(config=config, order=order, file=file)
 
@@ -57,6 +60,8 @@ def check_row_groups(metadata: Any, order: MeasureOrder) -> None:
     Raises:
         TableInvalid: the row groups of ``measures.parquet`` are not one for each group of a block of packs.
     """
+    if metadata.num_rows != order.n_rows:
+        raise TableInvalid("measures.parquet", f"has {metadata.num_rows} rows, not {order.n_rows}")
     found = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     if found != order.row_groups():
         each = f"{len(order.groups)} for each of {order.n_packs} packs"
@@ -78,11 +83,7 @@ def table_parts(folder: Folder, name: str, columns: Sequence[str], rows: int = P
         TableInvalid: it is not Parquet, or has other columns.
     """
     with open_table(folder, name) as file:
-        for batch in read_groups(file, rows, columns=columns):
-            batch.validate(full=True)
-            for column in columns:
-                if nulls := batch.column(column).null_count:
-                    raise TableInvalid(name, f"{column} has {nulls} nulls")
+        for batch in file.parts(rows, columns=columns):
             yield pa.Table.from_batches([batch])
 
 
@@ -96,11 +97,11 @@ def read_numbers(folder: Folder, name: str, column: str) -> np.ndarray:
     return np.concatenate([np.zeros(0, TABLES[name].field(column).type.to_pandas_dtype()), *parts])
 
 
-def read_packs(folder: Folder, columns: Sequence[str]) -> pa.Table:
-    """Some columns of ``packs.parquet``.
+def read_packs(folder: Folder, columns: Sequence[str], n_packs: int) -> pa.Table:
+    """Some columns of ``packs.parquet``, which has so many rows.
 
     Raises:
         TableInvalid: it is not Parquet, or has other columns.
     """
-    with open_table(folder, "packs.parquet") as file:
-        return file.read(columns=list(columns))
+    with open_table(folder, "packs.parquet", n_packs) as file:
+        return file.read(columns=columns)

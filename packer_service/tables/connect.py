@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 MEMORY_MIB = 512
 """Memory that queries may take before they spill to the disk."""
@@ -27,6 +28,26 @@ def keep_database() -> None:
         _kept.append(_open(None, MEMORY_MIB, None))
 
 
+class PassingRows:
+    """Rows that pass through a query once, part by part, and are not kept.
+
+    Args:
+        schema: their columns.
+        parts: reads them. What it raises is what the block of :func:`connect` raises, not what DuckDB makes of it.
+    """
+
+    def __init__(self, schema: pa.Schema, parts: Iterable[pa.RecordBatch]) -> None:
+        self.raised: Exception | None = None
+        self.reader = pa.RecordBatchReader.from_batches(schema, self._noting(parts))
+
+    def _noting(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from parts
+        except Exception as error:
+            self.raised = error
+            raise
+
+
 @contextmanager
 def connect(
     tables: Mapping[str, Any] | None = None,
@@ -42,7 +63,7 @@ def connect(
     floating-point numbers differ in the last bit between runs: sum integers, or decimals.
 
     Args:
-        tables: Arrow tables, readers or datasets that queries name.
+        tables: what queries name: Arrow tables, readers or datasets, or rows that pass.
         database: a connection whose database, with its limits, serves this one as well; opening another takes 15 ms.
         scratch: folder that queries may spill into; without one a query that needs more memory fails.
         memory_mib: memory that queries may take.
@@ -54,9 +75,16 @@ def connect(
     if database is None and _kept and scratch is None and memory_mib == MEMORY_MIB and threads is None:
         database = _kept[0]
     with _open(scratch, memory_mib, threads) if database is None else database.cursor() as connection:
+        passing = [table for table in (tables or {}).values() if isinstance(table, PassingRows)]
         for name, table in (tables or {}).items():
-            connection.register(name, table)
-        yield connection
+            connection.register(name, table.reader if isinstance(table, PassingRows) else table)
+        try:
+            yield connection
+        except (duckdb.Error, pa.ArrowException):
+            for raised in (rows.raised for rows in passing):
+                if raised is not None:
+                    raise raised from None
+            raise
 
 
 def _open(scratch: str | None, memory_mib: int, threads: int | None) -> duckdb.DuckDBPyConnection:

@@ -32,9 +32,17 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS
 from preshard.schemas.dataset.manifest_parts import decode_manifest, stored_config
 from preshard.schemas.dataset.measures import MeasureOrder
-from preshard.schemas.errors import ConfigError, FormatError, ManifestMissing, MeasuresInvalid, PreshardError
+from preshard.schemas.errors import (
+    ConfigError,
+    FormatError,
+    ManifestInvalid,
+    ManifestMissing,
+    MeasuresInvalid,
+    PreshardError,
+)
+from preshard.schemas.files.regular import FileRefusedError
 from preshard.schemas.files.secrets import without_secrets
-from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, MANIFEST, Manifest, TableEntry
+from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, LARGEST_MANIFEST, MANIFEST, Manifest, TableEntry
 
 MOST_PACKS = 8
 """Packs of a dataset that are checked independently unless all are asked for."""
@@ -94,7 +102,10 @@ def choose_packs(n_packs: int, *, thorough: bool) -> Container[int]:
 def _read_manifest(folder: Folder) -> Manifest:
     if not folder.is_file(MANIFEST):
         raise ManifestMissing(MANIFEST, "is missing: the folder is not a dataset, or packing it has not finished")
-    return decode_manifest(folder.read(MANIFEST), MANIFEST)
+    try:
+        return decode_manifest(folder.read(MANIFEST, LARGEST_MANIFEST), MANIFEST)
+    except FileRefusedError as error:
+        raise ManifestInvalid(MANIFEST, str(error).removeprefix(f"{MANIFEST}: ")) from None
 
 
 @dataclass(kw_only=True)
@@ -118,7 +129,7 @@ class _Dataset:
         manifest, config, faults = self.manifest, self.config, self.faults
         faults.extend(check_manifest(manifest), MANIFEST)
         faults.extend(check_shard_list(manifest, config), MANIFEST)
-        for file, finding in check_files(manifest, self.folder.names()):
+        for file, finding in check_files(manifest, self.folder.names(), self.folder.links_outside()):
             faults.extend([finding], file)
         carried = CarriedCheck(manifest, config, self._read_small)
         for file, finding in carried.run():

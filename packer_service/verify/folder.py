@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import BaseModel
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import read_groups
-from preshard.packer_service.verify.scan import PART_ROWS, RowReader
+from preshard.packer_service.verify.scan import RowReader
 from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_faults
+from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, open_annotations
+from preshard.schemas.dataset.table import TableFile
 from preshard.schemas.errors import (
     AnnotationsInvalid,
     DocumentLost,
@@ -69,8 +68,14 @@ def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding
         yield ManifestContradiction, f"counts.packs is {manifest.counts.packs}; the shards hold {first}"
 
 
-def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
-    """Every file that the manifest names is there, but for shards, and no other. Yields the file with what is wrong."""
+def check_files(manifest: Manifest, names: Sequence[str], links: Mapping[str, str]) -> Iterator[tuple[str, Finding]]:
+    """Every file that the manifest names is there, but for shards, and no other. Yields the file with what is wrong.
+
+    Args:
+        manifest: the manifest.
+        names: the files that are there, by their paths in the dataset.
+        links: those of them that lead out of the dataset, and where to.
+    """
     carried = [f"{MODEL}/{entry.name}" for entry in manifest.carried]
     there, known = set(names), {MANIFEST, RUN, FIGURES, ANNOTATIONS, *TABLES, *carried, *BESIDE}
     for entry in manifest.tables:
@@ -84,6 +89,8 @@ def check_files(manifest: Manifest, names: Sequence[str]) -> Iterator[tuple[str,
     for name in names:
         if name not in known and not name.startswith((f"{WORK}/", f"{ENERGON}/")):
             yield name, (FileUnknown, "is not a file of the format; a job that was killed leaves .tmp- files behind")
+    for name, to in links.items():
+        yield name, (FileUnknown, f"is a link out of the dataset, to {to!r:.200}; put there what it leads to")
 
 
 def check_counts(manifest: Manifest, derived: Mapping[str, int]) -> Iterator[Finding]:
@@ -165,25 +172,23 @@ def check_annotations(folder: Folder, manifest: Manifest, n_documents: int) -> I
     """
     try:
         with folder.open(ANNOTATIONS) as opened:
-            file = pq.ParquetFile(opened, page_checksum_verification=True)
-            found = list(annotations_faults(file.schema_arrow, manifest))
-            if not found:
-                found = list(_check_rows(folder, file, n_documents))
+            found = list(_check_rows(folder, open_annotations(opened, manifest), n_documents))
+    except AnnotationsInvalid as error:
+        found = [error.detail]
     except (pa.ArrowException, OSError, ValueError) as error:
         found = [f"is damaged ({' '.join(str(error).split())[:200]}); remove it and annotate again"]
     for detail in found:
         yield AnnotationsInvalid, detail
 
 
-def _check_rows(folder: Folder, file: pq.ParquetFile, n_documents: int) -> Iterator[str]:
+def _check_rows(folder: Folder, file: TableFile, n_documents: int) -> Iterator[str]:
     """The rows are those of the documents, in their order, and numbers are finite."""
-    if file.metadata.num_rows != n_documents:
-        yield f"has {file.metadata.num_rows} rows; documents.parquet has {n_documents}"
+    if file.n_rows != n_documents:
+        yield f"has {file.n_rows} rows; documents.parquet has {n_documents}"
         return
     with closing(RowReader(folder, "documents.parquet")) as documents:
         first = 0
-        for batch in read_groups(file, PART_ROWS):
-            batch.validate(full=True)
+        for batch in file.parts(checked=False):
             rows = documents.rows(first, first + len(batch)).select(PLACES.names)
             for name in PLACES.names:
                 same = pc.fill_null(pc.equal(rows[name], pa.chunked_array([batch[name]])), fill_value=False)

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.rows import read_groups
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
-from preshard.schemas.errors import REJECT_CODES, REJECT_STAGES, DocumentRowInvalid, TableChanged, TableInvalid
+from preshard.schemas.dataset.measures import MEASURES, MEASURES_FILE, MeasureOrder
+from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.errors import DocumentRowInvalid, TableChanged, TableInvalid
 from preshard.schemas.manifest import TableEntry
-from preshard.schemas.tables import TABLES, documents_schema, row_group_edges
+from preshard.schemas.tables import DECLARED, open_table, row_group_edges
 
 PART_ROWS = 65_536
 """Rows of a part: a row group, as the writer makes them."""
@@ -30,18 +29,24 @@ KEPT_ROWS = 3 * PART_ROWS
 """Rows of row groups in memory: those of two parts that the rows of one shard lie in, and of one more."""
 
 
-LEGAL = {"stage": REJECT_STAGES, "code": REJECT_CODES}
-"""Columns that have a list of legal values."""
+def stored_table(opened: Any, name: str, keep_columns: Iterable[tuple[str, str]] | None = None) -> TableFile:
+    """A table as :func:`preshard.schemas.tables.open_table` opens it, whose rows and values are for rules of their own.
+
+    Raises:
+        TableInvalid: it is not Parquet, has other columns, or claims more than its bytes can hold.
+    """
+    return open_table(opened, name, keep_columns=keep_columns)
 
 
 def check_bytes(folder: Folder, entry: TableEntry) -> Iterator[Finding]:
-    """A table has the bytes that the manifest says."""
+    """A table has the bytes that the manifest says. One of another size is not hashed: it may have no end."""
     size = folder.size(entry.name)
-    with folder.open(entry.name) as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if size != entry.bytes:
         yield TableChanged, f"has {size} bytes; the manifest says {entry.bytes}"
-    elif sha256 != entry.sha256:
+        return
+    with folder.open(entry.name) as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != entry.sha256:
         yield TableChanged, f"has the SHA-256 {sha256}; the manifest says {entry.sha256}"
 
 
@@ -55,8 +60,7 @@ class TableScan:
 
     def __init__(self, folder: Folder, entry: TableEntry, config: PackConfig) -> None:
         self.folder, self.entry = folder, entry
-        kept = config.keep_columns if entry.name == "documents.parquet" else ()
-        self.schema = documents_schema(kept) if kept else TABLES[entry.name]
+        self._kept = config.keep_columns
         self.rows, self.usable = 0, False
         self._nulls, self._unknown = Counter[str](), dict[str, set[str]]()
 
@@ -69,9 +73,8 @@ class TableScan:
         faults.extend(check_bytes(self.folder, self.entry), name)
         try:
             yield from self._read()
-        except (pa.ArrowException, OSError, ValueError) as error:
-            detail = error.detail if isinstance(error, TableInvalid) else _not_parquet(error)
-            faults.extend([(TableInvalid, detail)], name)
+        except (TableInvalid, OSError) as error:
+            faults.extend([(TableInvalid, error.detail if isinstance(error, TableInvalid) else str(error))], name)
             return
         if self.rows != self.entry.rows:
             said = f"has {self.rows} rows; the manifest says {self.entry.rows}"
@@ -81,40 +84,31 @@ class TableScan:
         self.usable = not found
 
     def _read(self) -> Iterator[pa.Table]:
-        schema = self.schema
         with self.folder.open(self.entry.name) as opened:
-            file = pq.ParquetFile(opened)
-            if not file.schema_arrow.equals(schema):
-                names = f"{file.schema_arrow.names}, not {schema.names} with their types"
-                raise TableInvalid(self.entry.name, f"has the columns {names}")
-            for batch in read_groups(file, PART_ROWS):
-                batch.validate(full=True)
-                part = pa.Table.from_batches([batch]).cast(schema)
+            file = stored_table(opened, self.entry.name, self._kept)
+            for batch in file.parts(checked=False):
+                part = pa.Table.from_batches([batch])
                 self._look_at_values(part)
                 self.rows += len(part)
                 if not self._nulls:
                     yield part
 
     def _look_at_values(self, part: pa.Table) -> None:
-        for name in TABLES[self.entry.name].names:
-            if part[name].null_count:
-                self._nulls[name] += part[name].null_count
-            if name in LEGAL:
-                found = set(pc.unique(part[name]).to_pylist()) - {*LEGAL[name], None}
-                self._unknown.setdefault(name, set()).update(found)
+        for column in DECLARED[self.entry.name]:
+            values = part[column.name]
+            if values.null_count and not column.nulls:
+                self._nulls[column.name] += values.null_count
+            if column.legal:
+                found = set(pc.unique(values).to_pylist()) - {*column.legal, None}
+                self._unknown.setdefault(column.name, set()).update(found)
 
     def _wrong_values(self) -> Iterator[Finding]:
         """No value is missing; stages and codes are those of the format."""
-        for name in TABLES[self.entry.name].names:
-            if self._nulls[name]:
-                yield TableInvalid, f"{name} has {self._nulls[name]} nulls"
-        for name, legal in LEGAL.items():
-            if self._unknown.get(name):
-                yield TableInvalid, f"{name} is {min(self._unknown[name])!r}; legal are {', '.join(legal)}"
-
-
-def _not_parquet(error: Exception) -> str:
-    return f"is not Parquet ({' '.join(str(error).split())[:200]})"
+        for column in DECLARED[self.entry.name]:
+            if self._nulls[column.name]:
+                yield TableInvalid, f"{column.name} has {self._nulls[column.name]} nulls"
+            if unknown := self._unknown.get(column.name):
+                yield TableInvalid, f"{column.name} is {min(unknown)!r:.120}; legal are {', '.join(column.legal)}"
 
 
 class PackSpan(NamedTuple):
@@ -165,6 +159,10 @@ class DocumentOrder:
             yield DocumentRowInvalid, f"row {row} has pack_id {pack} of {self._n_packs} packs"
 
 
+def _read_group(file: TableFile, group: int) -> pa.Table:
+    return file.read([group], checked=False)
+
+
 class RowReader:
     """Rows of a table by their numbers.
 
@@ -181,10 +179,10 @@ class RowReader:
         name: str,
         *,
         kept_rows: int = KEPT_ROWS,
-        read: Callable[[pq.ParquetFile, int], pa.Table] = pq.ParquetFile.read_row_group,
+        read: Callable[[TableFile, int], pa.Table] = _read_group,
     ) -> None:
         self._files = ExitStack()
-        self.file = pq.ParquetFile(self._files.enter_context(folder.open(name)))
+        self.file = stored_table(self._files.enter_context(folder.open(name)), name)
         self._edges = row_group_edges(self.file.metadata)
         self._kept: LRUCache[int, pa.Table] = LRUCache(kept_rows, getsizeof=len)
         self._read = read
@@ -195,7 +193,7 @@ class RowReader:
 
     def rows(self, first: int, end: int) -> pa.Table:
         """The rows ``[first, end)``, as far as they are there."""
-        found = [self.file.schema_arrow.empty_table()]
+        found = [self.file.schema.empty_table()]
         end = min(end, self.n_rows)
         number = int(np.searchsorted(self._edges, first, side="right")) - 1
         while first < end:
@@ -239,9 +237,6 @@ class DocumentRows:
         return sorted(found, key=lambda row: row["pack_id"])
 
 
-MEASURES_FILE = "measures.parquet"
-
-
 class MeasuresReader:
     """``measures.parquet`` by pack; the row groups of one block of packs are in memory, without columns of nulls."""
 
@@ -279,21 +274,17 @@ class MeasuresReader:
         """Rows past those of the last pack."""
         return 0 if self._reader is None else max(self._reader.n_rows - self._order.n_rows, 0)
 
-    def _check_footer(self, file: pq.ParquetFile, entry: TableEntry) -> None:
-        if not file.schema_arrow.equals(MEASURES):
-            names = file.schema_arrow.names
-            raise TableInvalid(MEASURES_FILE, f"has the columns {names}, not {MEASURES.names} with their types")
+    def _check_footer(self, file: TableFile, entry: TableEntry) -> None:
         if file.metadata.num_rows != entry.rows:
             rows = f"has {file.metadata.num_rows} rows; the manifest says {entry.rows}"
             self._faults.extend([(TableChanged, rows)], MEASURES_FILE)
-        found = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        found = [file.metadata.row_group(number).num_rows for number in range(file.n_groups)]
         if sum(found) == self._order.n_rows and found != (asked := self._order.row_groups()):
             groups = f"has row groups of {str(found)[:80]} rows, not of {str(asked)[:80]}"
             self._faults.extend([(TableInvalid, groups)], MEASURES_FILE)
 
-    def _read(self, file: pq.ParquetFile, group: int) -> pa.Table:
-        table = file.read_row_group(group)
-        table.validate(full=True)
+    def _read(self, file: TableFile, group: int) -> pa.Table:
+        table = _read_group(file, group)
         for name in ("pack_id", "degree"):
             if nulls := table[name].null_count:
                 self._faults.extend([(TableInvalid, f"{name} has {nulls} nulls")], MEASURES_FILE)

@@ -19,10 +19,14 @@ from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.codec import HEADER_MEMBERS, TAR_END, decode_index, sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged, ShardMissing
+from preshard.schemas.files.regular import FileRefusedError
 from preshard.schemas.manifest import SHARDS, ModelEntry, ShardEntry, TokenizerEntry
 
 OF_TABLE = ("pack_id", "truncated_tokens", MAY_BE_CUT)
 """What the rows of documents say and ``KEY.json`` does not."""
+
+INDEX_BYTES, SPARE_BYTES = 8, 1 << 20
+"""Bytes of an offset in an index; and bytes more than it should have that are read of one, to say what it has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +85,8 @@ def check_shard(task: ShardTask) -> ShardVerdict:
     if size is None:
         verdict.faults.extend([(ShardMissing, "is not there")], task.file)
         return verdict
-    offsets, index_findings = _read_index(folder, f"{task.entry.name}.idx")
+    most = INDEX_BYTES * (min(task.entry.packs, task.config.packs_per_shard) + 1)
+    offsets, index_findings = _read_index(folder, f"{task.entry.name}.idx", most)
     found: list[int] = []
     indices: list[int] = []
     with folder.open(task.entry.name) as file, pa.BufferedInputStream(file, 1 << 20) as stream:
@@ -90,7 +95,7 @@ def check_shard(task: ShardTask) -> ShardVerdict:
             found.append(raw.offset)
             _check_sample(task, raw, indices, verdict)
     faults = verdict.faults
-    faults.extend(_changed(task.entry, size, tar.hash.hexdigest()), task.file)
+    faults.extend(_changed(task.entry, size, tar.hash.hexdigest() if tar.is_whole else None), task.file)
     faults.extend(tar.findings, task.file)
     faults.extend(index_findings, f"{task.file}.idx")
     if offsets is not None and not tar.broken:
@@ -126,19 +131,21 @@ def _index_of(key: str, entry: ShardEntry) -> int | None:
     return index if key == sample_key(int(key)) and 0 <= index < entry.packs else None
 
 
-def _read_index(folder: Folder, name: str) -> tuple[list[int] | None, list[Finding]]:
+def _read_index(folder: Folder, name: str, most: int) -> tuple[list[int] | None, list[Finding]]:
     if not folder.is_file(name):
         return None, []
     try:
-        return [int(offset) for offset in decode_index(folder.read(name))], []
+        return [int(offset) for offset in decode_index(folder.read(name, SPARE_BYTES + most))], []
+    except FileRefusedError as error:
+        return None, [(IndexInvalid, str(error).removeprefix(f"{name}: "))]
     except ValueError as error:
         return None, [(IndexInvalid, str(error))]
 
 
-def _changed(entry: ShardEntry, size: int, sha256: str) -> Iterator[Finding]:
+def _changed(entry: ShardEntry, size: int, sha256: str | None) -> Iterator[Finding]:
     if size != entry.bytes:
         yield ShardChanged, f"has {size} bytes; the manifest says {entry.bytes}"
-    elif sha256 != entry.sha256:
+    elif sha256 is not None and sha256 != entry.sha256:
         yield ShardChanged, f"has the SHA-256 {sha256}; the manifest says {entry.sha256}"
 
 

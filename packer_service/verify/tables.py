@@ -16,21 +16,19 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.connect import connect
-from preshard.packer_service.tables.rows import read_groups
+from preshard.packer_service.tables.connect import PassingRows, connect
 from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_numbered, check_total
 from preshard.packer_service.verify.pieces import LaterPieces
 from preshard.packer_service.verify.scan import (
     MEASURES_FILE,
-    PART_ROWS,
     DocumentOrder,
     PackSpan,
     TableScan,
     check_bytes,
+    stored_table,
 )
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
@@ -255,10 +253,10 @@ class TableCheck:
         with ExitStack() as stack:
             rows: dict[str, Any] = {"rejects": REJECTS.empty_table()}
             for name in names:
-                file = pq.ParquetFile(stack.enter_context(self._folder.open(f"{name}.parquet")))
+                file = stored_table(stack.enter_context(self._folder.open(f"{name}.parquet")), f"{name}.parquet")
                 columns = BY_ID[name]
-                schema = pa.schema([file.schema_arrow.field(column) for column in columns])
-                rows[name] = pa.RecordBatchReader.from_batches(schema, read_groups(file, PART_ROWS, columns=columns))
+                schema = pa.schema([file.schema.field(column) for column in columns])
+                rows[name] = PassingRows(schema, file.parts(columns=columns))
             yield from fetch(stack.enter_context(connect(rows, scratch=scratch, memory_mib=ID_MIB)), sql)
 
     def _derived(self, distinct: int) -> dict[str, int]:

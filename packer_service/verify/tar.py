@@ -15,6 +15,12 @@ from preshard.schemas.errors import ShardInvalid
 
 _PIECE = 1 << 20
 
+LARGEST_MEMBER = 512 << 20
+"""Bytes of a member that are read: many times those of the longest pack's arrays, or of a picture."""
+
+LONGEST_GAP = 1 << 30
+"""Bytes of a broken tar that are read to find out how it goes on. A file may claim terabytes, and hold none of them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
@@ -50,6 +56,8 @@ class RawSample:
 class TarScan:
     """Reads a tar once. After :meth:`samples` is exhausted, ``findings`` holds what is wrong with the tar itself.
 
+    ``is_whole`` says whether all of it was read, and so hashed: a broken one is left where it has too long a gap.
+
     Args:
         file: the opened tar.
         size: its size in bytes.
@@ -76,8 +84,12 @@ class TarScan:
                 members.append(member)
         if members:
             yield RawSample(key=_key(members[0]), members=members)
-        while self._read(_PIECE):
+        while self.is_whole and self._read(_PIECE):
             pass
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.broken or self.size - self.position <= LONGEST_GAP
 
     def _members(self) -> Iterator[Member | None]:
         """Members in order; None where the tar is broken. Then they continue at the next sample, if there is one."""
@@ -108,6 +120,8 @@ class TarScan:
         blocks = -(-size // TAR_BLOCK) * TAR_BLOCK
         if blocks > self.size - self.position:
             return f"{name} at {start} has {size} bytes, past the tar's end at {self.size}"
+        if size > LARGEST_MEMBER:
+            return f"{name} at {start} has {size} bytes; a member has at most {LARGEST_MEMBER}"
         data = self._read(blocks)
         if any(data[size:]):
             self.findings.append((ShardInvalid, f"{name} at {start} is not filled up with zeros"))
@@ -117,7 +131,7 @@ class TarScan:
     def _resume(self) -> bool:
         """Skips to the next place where a sample should begin."""
         later = bisect_right(self.resume, self.position - 1)
-        if later == len(self.resume) or self.resume[later] >= self.size:
+        if later == len(self.resume) or self.resume[later] >= min(self.size, self.position + LONGEST_GAP):
             return False
         while self.position < self.resume[later] and self._read(min(_PIECE, self.resume[later] - self.position)):
             pass

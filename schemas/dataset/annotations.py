@@ -8,12 +8,15 @@ from typing import Any
 import pyarrow as pa
 
 from preshard.schemas.columns import as_kept_columns
+from preshard.schemas.dataset.table import Columns, TableFile, schema_of
+from preshard.schemas.errors import AnnotationsInvalid
 from preshard.schemas.manifest import ManifestHead
-from preshard.schemas.tables import DOCUMENTS, KEPT
+from preshard.schemas.tables import DOCUMENT_COLUMNS, DOCUMENTS, KEPT
 
 ANNOTATIONS = "annotations.parquet"
 
-PLACES = pa.schema([DOCUMENTS.field(name) for name in ("doc_id", "pack_id")])
+PLACE_COLUMNS: Columns = tuple(column for column in DOCUMENT_COLUMNS if column.name in ("doc_id", "pack_id"))
+PLACES = schema_of(PLACE_COLUMNS)
 """Its first columns, equal to those of ``documents.parquet``; so the rows of a few packs are found without a join."""
 
 _DATASET, _DOCUMENTS = "preshard.dataset_id", "preshard.documents_sha256"
@@ -29,6 +32,32 @@ def annotations_schema(columns: dict[str, pa.DataType], manifest: ManifestHead) 
     for fault in annotations_faults(schema, manifest):
         raise ValueError(fault)
     return schema
+
+
+_REMEDY = "; remove it and annotate again"
+
+
+def open_annotations(opened: Any, manifest: ManifestHead) -> TableFile:
+    """A dataset's annotations.
+
+    Args:
+        opened: the file, for reading at any place.
+        manifest: the dataset's.
+
+    Raises:
+        AnnotationsInvalid: it is not Parquet, is of another dataset, or has other columns or rows; also while it is
+            read.
+        OSError: it cannot be read.
+    """
+    file = TableFile(
+        opened, ANNOTATIONS, PLACE_COLUMNS, kept=None, error=AnnotationsInvalid, remedy=_REMEDY, checksums=True
+    )
+    for fault in annotations_faults(file.schema, manifest):
+        raise AnnotationsInvalid(ANNOTATIONS, fault)
+    if file.n_rows != manifest.counts.pieces:
+        rows = f"has {file.n_rows} rows; documents.parquet has {manifest.counts.pieces}"
+        raise AnnotationsInvalid(ANNOTATIONS, f"{rows}: remove the file and annotate again")
+    return file
 
 
 def annotations_faults(schema: pa.Schema, manifest: ManifestHead) -> Iterator[str]:

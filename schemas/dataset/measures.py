@@ -15,7 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.table import Column, Columns, numbers, schema_of
 from preshard.schemas.layout import SCHEMES
+
+MEASURES_FILE = "measures.parquet"
 
 LAYOUT_LOADS = ("attention", "tiles", "ring_steps", "keys_fetched")
 """Columns of a token layout that have a number for each ring rank (``ring_steps``: for each ring step)."""
@@ -44,19 +47,22 @@ IMAGE_SCALARS = (
 )
 """Columns of image boundaries that have one number."""
 
-_NUMBER, _NUMBERS = pa.int64(), pa.list_(pa.int64())
 
-MEASURES = pa.schema(
-    [
-        ("pack_id", _NUMBER),
-        ("scheme", pa.dictionary(pa.int32(), pa.string())),
-        ("degree", _NUMBER),
-        *((name, _NUMBER) for name in (*LAYOUT_SCALARS, *IMAGE_SCALARS)),
-        *((name, _NUMBERS) for name in (*LAYOUT_LOADS, *IMAGE_LOADS)),
-        *((name, _NUMBER) for name in WINDOW_SCALARS),
-        *((name, _NUMBERS) for name in WINDOW_LOADS),
-    ]
+def _loads(*names: str) -> Columns:
+    """Columns with a number for each rank."""
+    return tuple(Column(name=name, type=pa.list_(pa.int64()), nulls=True) for name in names)
+
+
+MEASURE_COLUMNS: Columns = (
+    *numbers("pack_id"),
+    Column(name="scheme", type=pa.dictionary(pa.int32(), pa.string()), nulls=True),
+    *numbers("degree", most=4096),
+    *numbers(*LAYOUT_SCALARS, *IMAGE_SCALARS, nulls=True),
+    *_loads(*LAYOUT_LOADS, *IMAGE_LOADS),
+    *numbers(*WINDOW_SCALARS, nulls=True),
+    *_loads(*WINDOW_LOADS),
 )
+MEASURES = schema_of(MEASURE_COLUMNS)
 """One row per (pack, scheme, ring degree), and per (pack, CP size) with ``scheme`` null. Columns of the other kind of
 row are null. ``docs/format.md`` says what each column holds.
 """

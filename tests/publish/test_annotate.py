@@ -273,4 +273,4 @@ def test_a_changed_byte_is_found(dataset: Path, tmp_path: Path) -> None:
     data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     (dataset / FILE).write_bytes(data)
     [fault] = faults(dataset)
-    assert fault.startswith("D12 is damaged (")
+    assert fault.startswith("D12 cannot be read as Parquet (")

@@ -148,15 +148,17 @@ def test_the_first_row_behind_a_larger_one_is_named(
 def test_rows_are_found_by_pack_wherever_they_lie(tmp_path: Path) -> None:
     """Fails when rows at the edge of a row group are lost, or rows out of order are not found."""
     packs = [0, 0, 1, 1, 1, 4, 2, 2, 3, 0]
-    table = pa.table({"pack_id": pa.array(packs, pa.int64()), "row": np.arange(10)})
-    pq.write_table(table, tmp_path / "t.parquet", row_group_size=4)
-    reader = RowReader(Folder(str(tmp_path)), "t.parquet")
-    assert reader.rows(3, 9)["row"].to_pylist() == [3, 4, 5, 6, 7, 8]
+    texts = {name: pa.array([""] * 10) for name in ("doc_id", "source")}
+    zeros = dict.fromkeys(DOCUMENTS.names, np.zeros(10, np.int64))
+    columns = {**zeros, **texts, "pack_id": pa.array(packs, pa.int64()), "start": np.arange(10)}
+    pq.write_table(pa.table(columns, schema=DOCUMENTS), tmp_path / "documents.parquet", row_group_size=4)
+    reader = RowReader(Folder(str(tmp_path)), "documents.parquet")
+    assert reader.rows(3, 9)["start"].to_pylist() == [3, 4, 5, 6, 7, 8]
     assert [len(reader.rows(*place)) for place in ((10, 12), (8, 40), (0, 0))] == [0, 2, 0]
     spans = [PackSpan(a, a + 3, min(packs[a : a + 3]), max(packs[a : a + 3])) for a in range(0, 10, 3)]
     spans[-1] = spans[-1]._replace(end_row=10)
     rows = DocumentRows(reader, spans)
-    assert [row["row"] for row in rows.of_packs(0, 2)] == [0, 1, 9, 2, 3, 4]
-    assert [row["row"] for row in rows.of_packs(2, 5)] == [6, 7, 8, 5]
+    assert [row["start"] for row in rows.of_packs(0, 2)] == [0, 1, 9, 2, 3, 4]
+    assert [row["start"] for row in rows.of_packs(2, 5)] == [6, 7, 8, 5]
     assert rows.of_packs(7, 9) == []
     reader.close()

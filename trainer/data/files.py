@@ -23,8 +23,9 @@ from preshard.schemas.errors import (
     TableMissing,
 )
 from preshard.schemas.files.filesystem import locate
+from preshard.schemas.files.regular import open_regular
 from preshard.schemas.files.secrets import without_secrets
-from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
+from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, SHARDS, ManifestHead
 from preshard.trainer.data.pack_index import PACKS_TABLE, WHOLE_TABLE, PackIndex
 
 OPEN_SHARDS = 16
@@ -52,7 +53,8 @@ class DatasetFiles:
         self._filesystem, self._root = (filesystem, self.location) if filesystem else self._located()
         self._open: OrderedDict[str, pa.NativeFile] = OrderedDict()
         self.bytes_read = 0
-        with self._open_file(MANIFEST, ManifestMissing, ": not a dataset, or packing has not finished") as file:
+        why = ": not a dataset, or packing has not finished"
+        with self._open_file(MANIFEST, ManifestMissing, why, LARGEST_MANIFEST) as file:
             self.manifest: ManifestHead = read_manifest_head(file, MANIFEST)
 
     def _located(self) -> tuple[fs.FileSystem, str]:
@@ -88,11 +90,11 @@ class DatasetFiles:
                 raise TableChanged(PACKS_TABLE, f"has {size} bytes, not {entry.bytes}")
             return PackIndex.of_file(self.open_packs, entry, packs_per_shard=packs_per_shard)
         with self.open_packs() as file:
-            data: bytes = file.read()
+            data: bytes = file.read(entry.bytes + 1)
         digest = hashlib.sha256(data).hexdigest()
         if digest != entry.sha256:
             raise TableChanged(PACKS_TABLE, f"has SHA-256 {digest}, not {entry.sha256}")
-        return PackIndex.of_bytes(data, packs_per_shard=packs_per_shard)
+        return PackIndex.of_bytes(data, self.manifest.counts.packs, packs_per_shard=packs_per_shard)
 
     def open_packs(self) -> pa.NativeFile:
         """Opens ``packs.parquet``.
@@ -111,7 +113,8 @@ class DatasetFiles:
         """
         file = self._opened(shard)
         self.bytes_read += size
-        data: bytes = file.read_at(size, offset)
+        room = max(file.size() - offset, 0)  # what is asked for takes memory before it is read
+        data: bytes = file.read_at(min(size, room), offset)
         if len(data) != size:
             raise ShardChanged(
                 f"{SHARDS}/{shard}", f"has only {len(data)} of the {size} bytes from byte {offset}: it was cut short"
@@ -132,9 +135,11 @@ class DatasetFiles:
         self._open[shard] = self._open_file(f"{SHARDS}/{shard}", ShardMissing)
         return self._open[shard]
 
-    def _open_file(self, name: str, missing: type[FormatError], why: str = "") -> pa.NativeFile:
+    def _open_file(
+        self, name: str, missing: type[FormatError], why: str = "", most: int | None = None
+    ) -> pa.NativeFile:
         try:
-            return self._filesystem.open_input_file(f"{self._root.rstrip('/')}/{name}")
+            return open_regular(self._filesystem, f"{self._root.rstrip('/')}/{name}", name, most)
         except (FileNotFoundError, NotADirectoryError):
             raise missing(f"{self.location.rstrip('/')}/{name}", f"is missing{why}") from None
 

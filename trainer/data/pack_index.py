@@ -6,8 +6,7 @@ import os
 import tempfile
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Int64, Shaped
 
 from preshard.schemas.codec import sample_key, shard_name
-from preshard.schemas.errors import ReaderError, TableInvalid
+from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.errors import ReaderError
 from preshard.schemas.manifest import SHARDS, TableEntry
-from preshard.schemas.tables import PACKS, row_group_edges
+from preshard.schemas.tables import open_table, row_group_edges
 
 PACKS_TABLE = "packs.parquet"
 
@@ -68,13 +67,13 @@ class PackIndex:
         self._records, self._packs_per_shard = records, packs_per_shard
 
     @classmethod
-    def of_bytes(cls, data: bytes, *, packs_per_shard: int) -> PackIndex:
-        """The index of a table that was read whole.
+    def of_bytes(cls, data: bytes, rows: int | None = None, *, packs_per_shard: int) -> PackIndex:
+        """The index of a table that was read whole, of so many rows where the manifest gives them.
 
         Raises:
             TableInvalid: it is not Parquet with the format's columns.
         """
-        table = PackTable(partial(pa.BufferReader, data))
+        table = PackTable(partial(pa.BufferReader, data), rows)
         parts = [table.read(group) for group in range(len(table.edges) - 1)]
         return cls(np.concatenate([np.empty(0, RECORD), *parts]), packs_per_shard=packs_per_shard)
 
@@ -91,7 +90,7 @@ class PackIndex:
             TableInvalid: it is not Parquet with the format's columns.
             ReaderError: the file that processes share cannot be made.
         """
-        return cls(SharedPlaces(PackTable(opened), entry.sha256), packs_per_shard=packs_per_shard)
+        return cls(SharedPlaces(PackTable(opened, entry.rows), entry.sha256), packs_per_shard=packs_per_shard)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -217,19 +216,16 @@ class PackTable:
 
     Args:
         opened: opens the file. To be pickled, it must be a function that can be.
+        rows: that the manifest gives; None for any number.
 
     Raises:
-        TableInvalid: it is not Parquet with the format's columns.
+        TableInvalid: it is not Parquet with the format's columns and so many rows.
     """
 
-    def __init__(self, opened: Callable[[], Any]) -> None:
-        self._opened = opened
-        self._file: pq.ParquetFile | None = None
-        with _as_table():
-            metadata, schema = self._parquet().metadata, self._parquet().schema_arrow
-        if not schema.equals(PACKS):
-            raise TableInvalid(PACKS_TABLE, f"has the columns {schema.names}, not {PACKS.names} with their types")
-        self.edges: list[int] = row_group_edges(metadata).tolist()
+    def __init__(self, opened: Callable[[], Any], rows: int | None = None) -> None:
+        self._opened, self._rows = opened, rows
+        self._file: TableFile | None = None
+        self.edges: list[int] = row_group_edges(self._table().metadata).tolist()
         """Row group g has the packs from ``edges[g]`` to ``edges[g + 1] - 1``."""
 
     def __len__(self) -> int:
@@ -257,44 +253,21 @@ class PackTable:
         return np.stack([self._column(group, name, np.dtype(np.int64)) for name in names])
 
     def _column(self, group: int, name: str, dtype: np.dtype) -> np.ndarray:
-        with _as_table():
-            column = self._parquet().read_row_group(group, columns=[name], use_threads=False).column(0)
-            column.validate()
-            return _numbers(column, name, dtype)
+        column = self._table().read([group], [name]).column(0)
+        # pyarrow's own conversion would import pandas where it is installed, 40 MB in every process.
+        chunks = [np.frombuffer(chunk.buffers()[1], "<i8")[chunk.offset :][: len(chunk)] for chunk in column.chunks]
+        return np.concatenate([np.empty(0, np.int64), *chunks]).astype(dtype, copy=False)
 
     def close(self) -> None:
         """Closes the file. Reading opens it again."""
         if self._file is not None:
-            self._file.close(force=True)
+            self._file.close()
             self._file = None
 
-    def _parquet(self) -> pq.ParquetFile:
+    def _table(self) -> TableFile:
         if self._file is None:
-            self._file = pq.ParquetFile(self._opened(), pre_buffer=False)
+            self._file = open_table(self._opened(), PACKS_TABLE, rows=self._rows, sparing=True)
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
-
-
-def _numbers(column: pa.ChunkedArray, name: str, dtype: np.dtype) -> np.ndarray:
-    if column.null_count:
-        raise TableInvalid(PACKS_TABLE, f"{name} is null in {column.null_count} rows")
-    # pyarrow's own conversion would import pandas where it is installed, 40 MB in every process.
-    chunks = [np.frombuffer(chunk.buffers()[1], "<i8")[chunk.offset :][: len(chunk)] for chunk in column.chunks]
-    numbers, kind = np.concatenate([np.empty(0, np.int64), *chunks]), np.iinfo(dtype)
-    wrong = np.flatnonzero((numbers < 0) | (numbers > kind.max))
-    if len(wrong):
-        raise TableInvalid(PACKS_TABLE, f"{name} is {numbers[wrong[0]]}; it must be from 0 to {kind.max}")
-    return numbers
-
-
-@contextmanager
-def _as_table() -> Iterator[None]:
-    """What pyarrow raises of bytes that are no table, in one line of ours."""
-    try:
-        yield
-    except TableInvalid:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise TableInvalid(PACKS_TABLE, f"cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from None

@@ -196,7 +196,7 @@ def _at_pack(job: Job, pack: int | None) -> Job:
             raise ConfigError(f"--pack is {pack}, and several datasets are mixed: leave it out, or give one --data")
         return job
     if pack is None:
-        table = PackTable(dataset.files.open_packs)
+        table = PackTable(dataset.files.open_packs, dataset.files.manifest.counts.packs)
         pack = int(table.columns(0, ("n_patches",))[0].argmax())
         table.close()
     if not 0 <= pack < n_packs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,16 +19,17 @@ from preshard.packer_service.http.dataset.cache import Cache, size_of
 from preshard.packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from preshard.packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
 from preshard.packer_service.http.problems import ProblemError, damaged
-from preshard.packer_service.report.dataset import run_seconds, written_of
 from preshard.packer_service.report.measures import StoredMeasures
 from preshard.packer_service.report.records import FillLimit, StoredFigures, Thinned
-from preshard.packer_service.report.stored import LARGEST_FIGURES, decode_figures
+from preshard.packer_service.report.run import decode_run
+from preshard.packer_service.report.stored import decode_figures
 from preshard.packer_service.report.tables import check_row_groups, numbers_of
 from preshard.schemas import VERSION
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import split_manifest, stored_config
 from preshard.schemas.dataset.measures import MeasureOrder
+from preshard.schemas.dataset.table import TableFile
 from preshard.schemas.errors import (
     FiguresInvalid,
     ManifestInvalid,
@@ -40,8 +40,17 @@ from preshard.schemas.errors import (
     TableInvalid,
     TableMissing,
 )
-from preshard.schemas.manifest import FIGURES, MANIFEST, RUN, SHARDS, ManifestHead
-from preshard.schemas.tables import TABLES, fits, row_group_edges
+from preshard.schemas.manifest import (
+    FIGURES,
+    LARGEST_FIGURES,
+    LARGEST_MANIFEST,
+    LARGEST_RUN,
+    MANIFEST,
+    RUN,
+    SHARDS,
+    ManifestHead,
+)
+from preshard.schemas.tables import TABLES, open_table, row_group_edges
 
 T = TypeVar("T")
 Stamps = tuple[tuple[int, int] | None, ...]
@@ -58,13 +67,6 @@ Of larger ones only the size and the number of rows are checked.
 
 WHOLE_ROWS = 1 << 18
 """Rows up to which a table's columns are read whole; single rows of a longer one are read by row groups."""
-
-LARGEST_MANIFEST = 256 << 20
-"""Bytes of a manifest that is read: twice what the 600,000 shards of ten million packs take."""
-
-
-LARGEST_RUN = 16 << 20
-"""Bytes of ``run.json`` that are read: a hundred thousand attempts of one job take fewer."""
 
 
 class ServedDataset:
@@ -113,12 +115,11 @@ class ServedDataset:
 
         def read() -> tuple[str | None, dict[str, float], FillLimit | None, Thinned | None]:
             try:
-                run = json.loads(self.folder.read(RUN, LARGEST_RUN))
-                finished = datetime.fromisoformat(run["finished"]).astimezone(UTC).isoformat(timespec="seconds")
-            except (OSError, LookupError, ValueError, TypeError, OverflowError, RecursionError):
+                run = decode_run(self.folder.read(RUN, LARGEST_RUN))
+                finished = datetime.fromisoformat(run.finished or "").astimezone(UTC).isoformat(timespec="seconds")
+            except (OSError, ValueError, OverflowError):
                 return None, {}, None, None
-            limit, thinned = written_of(run, "limit", FillLimit), written_of(run, "thinned", Thinned)
-            return finished, run_seconds(run), limit, thinned
+            return finished, run.seconds, run.limit, run.thinned
 
         return self.kept(("run",), read, size_of)
 
@@ -152,9 +153,10 @@ class ServedDataset:
         except FileNotFoundError:
             raise damaged(self.name, "a file is no longer there") from None
         except MemoryError as error:  # Arrow's own is one too
-            detail = f"{self.name}: {reason_of(error)}; ask about a part of it, or serve it by itself"
-            raise ProblemError(503, "too-large", "Too large to read", detail) from None
+            raise self._too_large(error) from None
         except (PreshardError, pa.ArrowException) as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise self._too_large(error.__cause__) from None
             if not isinstance(error, PreshardError) or isinstance(error, _LASTING):
                 self.broken = reason_of(error)
             raise damaged(self.name, reason_of(error)) from None
@@ -165,6 +167,10 @@ class ServedDataset:
                 raise damaged(self.name, self.broken) from None
             detail = f"{self.name}: {reason_of(error)}; try again later"
             raise ProblemError(503, "unreadable", "Dataset cannot be read", detail, {"Retry-After": "5"}) from None
+
+    def _too_large(self, error: BaseException) -> ProblemError:
+        detail = f"{self.name}: {reason_of(error)}; ask about a part of it, or serve it by itself"
+        return ProblemError(503, "too-large", "Too large to read", detail)
 
     def check_tables(self) -> None:
         """Reads the figures and every table's footer, and hashes the tables that are not large.
@@ -203,7 +209,7 @@ class ServedDataset:
             groups = np.searchsorted(edges, places, side="right") - 1
             for group in np.unique(groups).tolist():
                 own = np.flatnonzero(groups == group)
-                part = file.read_row_group(group, columns=names, use_threads=False)
+                part = file.read([group], names)
                 found = part.select(names).take(pa.array(places[own] - edges[group]))
                 self._check(table, found)
                 for at, row in zip(own.tolist(), found.to_pylist(), strict=True):
@@ -218,11 +224,11 @@ class ServedDataset:
         if self.n_rows(table) <= self.whole_rows:
             return [work(pa.table({name: self.column(table, name) for name in names}))]
         with self.parquet(table) as file:
-            groups = range(file.num_row_groups)
+            groups = range(file.n_groups)
 
         def of_group(number: int) -> T:
             with self.parquet(table) as file:  # of its own: no file may be read by two threads at once
-                part = file.read_row_group(number, columns=list(names), use_threads=False)
+                part = file.read([number], names)
                 self._check(table, part)
             return work(part)
 
@@ -253,7 +259,6 @@ class ServedDataset:
             return pa.chunked_array([column.combine_chunks()]) if pa.types.is_primitive(column.type) else column
 
     def _check(self, table: str, part: pa.Table) -> None:
-        part.validate(full=True)
         for name in part.column_names:
             self._check_range(table, name, part.column(name))
 
@@ -267,13 +272,13 @@ class ServedDataset:
             raise TableChanged(table, f"{name} is {least} to {largest}; legal is 0 to {most if most else 'any'}")
 
     @contextmanager
-    def parquet(self, name: str) -> Iterator[pq.ParquetFile]:
+    def parquet(self, name: str) -> Iterator[TableFile]:
         """An open table; its footer is read and its hash checked once."""
         with self.reading(), self.folder.open(name) as file:
             metadata = self.kept(
                 ("footer", name), lambda: self._footer(name, file), lambda found: found.serialized_size
             )
-            yield pq.ParquetFile(file, metadata=metadata)
+            yield open_table(file, name, keep_columns=self.config.keep_columns, metadata=metadata, sparing=True)
 
     def _footer(self, name: str, file: Any) -> pq.FileMetaData:
         entry = next(entry for entry in self.manifest.tables if entry.name == name)
@@ -282,9 +287,7 @@ class ServedDataset:
             file.seek(0)
             if digest != entry.sha256:
                 raise TableChanged(name, f"has the SHA-256 {digest}; the manifest says {entry.sha256}")
-        metadata = pq.read_metadata(file)
-        if metadata.num_rows != entry.rows or not fits(name, metadata.schema.to_arrow_schema()):
-            raise TableChanged(name, f"has {metadata.num_rows} rows, or other columns; the manifest says {entry.rows}")
+        metadata = open_table(file, name, rows=entry.rows, keep_columns=self.config.keep_columns).metadata
         if name == "measures.parquet":
             check_row_groups(metadata, self.order)
         if name == "packs.parquet" and entry.rows != self.n_packs:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from cachetools import LRUCache
 from jaxtyping import Int64
 
@@ -23,13 +22,14 @@ from preshard.packer_service.ingest.source.file import RowReference, SourceFile,
 from preshard.schemas.codec import HEAD, SEQUENCE, check_member, decode_sequence, sample_key, shard_name
 from preshard.schemas.columns import Kept
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, kind_of
+from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, kind_of, open_annotations
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.files.filesystem import join, locate
+from preshard.schemas.files.regular import open_regular
 from preshard.schemas.header import decode_head, read_member, stored_checksum
 from preshard.schemas.manifest import SHARDS, ManifestHead, TableEntry
-from preshard.schemas.tables import DOCUMENTS, PACKS, documents_schema
+from preshard.schemas.tables import DOCUMENTS, documents_schema, open_table
 
 CACHED_TOKENS = 2**22
 """Most tokens of the packs whose arrays a process keeps: at some 40 bytes per token, 160 MiB. Documents that share a
@@ -55,30 +55,39 @@ class StoredTable:
         label: how errors name the dataset.
         entry: the table in the manifest.
         columns: those that are read; None for all.
+        manifest: the dataset's.
 
     Raises:
         ConfigError: it is gone, or is not what the manifest says.
+        FormatError: it is not the table that the format declares; also while it is read.
         OSError: it cannot be read.
     """
 
-    def __init__(self, dataset: str, label: str, entry: TableEntry, columns: Sequence[str] | None) -> None:
+    def __init__(
+        self, dataset: str, label: str, entry: TableEntry, columns: Sequence[str] | None, manifest: ManifestHead
+    ) -> None:
         filesystem, path = locate(join(dataset, entry.name))
         try:
+            size = None if entry.name == ANNOTATIONS else entry.bytes
+            self._opened = open_regular(filesystem, path, entry.name, size)
             with filesystem.open_input_stream(path, compression=None, buffer_size=_BUFFER) as stream:
                 sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         except FileNotFoundError:
             raise ConfigError(f"SOURCE {label}: {entry.name} is missing; put the file back") from None
         if sha256 != entry.sha256:
             raise ConfigError(f"SOURCE {label}: {entry.name} is damaged (its SHA-256 is another than stored)")
-        self._opened = filesystem.open_input_file(path)
-        self._file = pq.ParquetFile(self._opened, page_checksum_verification=True)
-        self.columns: list[str] = self._file.schema_arrow.names if columns is None else list(columns)
-        self._last: tuple[list[int], pa.Table] = ([], self._file.schema_arrow.empty_table().select(self.columns))
+        if entry.name == ANNOTATIONS:
+            self._file = open_annotations(self._opened, manifest)
+        else:
+            keep = stored_config(manifest).keep_columns
+            self._file = open_table(self._opened, entry.name, rows=entry.rows, keep_columns=keep)
+        self.columns: list[str] = self._file.schema.names if columns is None else list(columns)
+        self._last: tuple[list[int], pa.Table] = ([], self._file.schema.empty_table().select(self.columns))
 
     @property
     def schema(self) -> pa.Schema:
         """Of the columns that are read."""
-        return pa.schema([self._file.schema_arrow.field(name) for name in self.columns])
+        return pa.schema([self._file.schema.field(name) for name in self.columns])
 
     def read(self) -> pa.Table:
         """All rows."""
@@ -89,7 +98,7 @@ class StoredTable:
         least, largest = self._ranges
         groups: list[int] = np.flatnonzero((largest >= first_pack) & (least < end_pack)).tolist()
         if groups != self._last[0]:  # the next packs are often in the same ones
-            self._last = (groups, self._file.read_row_groups(groups, columns=self.columns))
+            self._last = (groups, self._file.read(groups, self.columns))
         table = self._last[1]
         start, end = np.searchsorted(table["pack_id"].to_numpy(), (first_pack, end_pack))
         return table.slice(start, end - start)
@@ -98,7 +107,7 @@ class StoredTable:
     def _ranges(self) -> tuple[Int64[np.ndarray, "groups"], Int64[np.ndarray, "groups"]]:
         """The smallest and the largest ``pack_id`` of each row group, as its footer has them."""
         metadata = self._file.metadata
-        place = self._file.schema_arrow.names.index("pack_id")  # metadata.schema outlives the file
+        place = self._file.schema.names.index("pack_id")  # metadata.schema outlives the file
         found = [metadata.row_group(group).column(place).statistics for group in range(metadata.num_row_groups)]
         ranges = [(each.min, each.max) if each is not None and each.has_min_max else _ANY_PACK for each in found]
         least, largest = np.array(ranges, np.int64).reshape(-1, 2).T
@@ -134,9 +143,8 @@ class PackedDatasetSource:
     @cached_property
     def _packs(self) -> pa.Table:
         """Where each pack lies, one row per pack in order."""
-        stored = self._table("packs.parquet", _PLACES)
-        table = stored.read()
-        if len(table) != self.n_packs or stored.schema != pa.schema([PACKS.field(name) for name in _PLACES]):
+        table = self._table("packs.parquet", _PLACES).read()
+        if len(table) != self.n_packs:
             raise ConfigError(f"SOURCE {self.file.label}: packs.parquet is not the manifest's; put the file back")
         return table
 
@@ -147,7 +155,7 @@ class PackedDatasetSource:
             ConfigError: it is gone, or is not what the manifest says.
         """
         [entry] = [entry for entry in self.manifest.tables if entry.name == name]
-        return StoredTable(self.file.uri, self.file.label, entry, columns)
+        return StoredTable(self.file.uri, self.file.label, entry, columns, self.manifest)
 
     @cached_property
     def _documents(self) -> StoredTable:
@@ -186,7 +194,7 @@ class PackedDatasetSource:
         if sha256 is None:
             return None
         entry = TableEntry(name=ANNOTATIONS, bytes=0, sha256=sha256, rows=self.manifest.counts.pieces)
-        return StoredTable(self.file.uri, self.file.label, entry, None)
+        return StoredTable(self.file.uri, self.file.label, entry, None, self.manifest)
 
     @cached_property
     def _whole_documents(self) -> StoredTable:

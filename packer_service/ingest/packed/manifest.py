@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import lru_cache
-from typing import IO, Any
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 
 from preshard.packer_service.ingest.source.file import DATASET, DatasetIdentity, SourceFile
-from preshard.schemas.dataset.annotations import ANNOTATIONS, annotations_faults
+from preshard.schemas.dataset.annotations import ANNOTATIONS, open_annotations
 from preshard.schemas.dataset.manifest_parts import SealedHead, read_sealed_head
-from preshard.schemas.errors import ConfigError, FormatError
+from preshard.schemas.errors import AnnotationsInvalid, ConfigError, FormatError
 from preshard.schemas.files.filesystem import join, locate
-from preshard.schemas.manifest import MANIFEST, WORK, ManifestHead
+from preshard.schemas.files.regular import FileRefusedError, open_regular, require_size
+from preshard.schemas.manifest import LARGEST_HEAD, LARGEST_MANIFEST, MANIFEST, WORK, ManifestHead
 
 
 def dataset_manifest(source: str) -> SealedHead | None:
@@ -31,10 +30,11 @@ def dataset_manifest(source: str) -> SealedHead | None:
         return None
     with opened:
         try:
+            require_size(opened.size(), MANIFEST, LARGEST_MANIFEST)
             return read_sealed_head(opened, MANIFEST)
-        except FormatError as error:
+        except (FormatError, FileRefusedError) as error:
             opened.seek(0)
-            if not _is_ours(opened.read()):
+            if isinstance(error, FormatError) and not _is_ours(opened.read(LARGEST_HEAD)):
                 return None
             raise ConfigError(f"SOURCE {source}: {error}") from None
 
@@ -64,15 +64,13 @@ def _annotations_sha256(label: str, source: str, manifest: ManifestHead) -> str 
     filesystem, path = locate(join(source, ANNOTATIONS))
     if filesystem.get_file_info(path).type != fs.FileType.File:
         return None
-    with filesystem.open_input_file(path) as opened:
+    with open_regular(filesystem, path, ANNOTATIONS) as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
         opened.seek(0)
         try:
-            faults = list(annotations_faults(pq.read_schema(opened), manifest))
-        except pa.ArrowInvalid:
-            faults = ["is damaged; remove it and annotate again"]
-    if faults:
-        raise ConfigError(f"SOURCE {label}: {ANNOTATIONS} {faults[0]}")
+            open_annotations(opened, manifest)
+        except AnnotationsInvalid as error:
+            raise ConfigError(f"SOURCE {label}: {ANNOTATIONS} {error.detail}") from None
     return digest
 
 
@@ -90,7 +88,7 @@ def manifest_of(file: SourceFile) -> ManifestHead:
     return manifest.head
 
 
-def _opened(source: str) -> IO[bytes] | None:
+def _opened(source: str) -> Any:
     """The file that would be the manifest.
 
     Raises:
@@ -102,8 +100,7 @@ def _opened(source: str) -> IO[bytes] | None:
     except (OSError, ConfigError):  # whoever lists the source says what is wrong with it
         return None
     if kind == fs.FileType.File:
-        opened: IO[bytes] = filesystem.open_input_file(path)
-        return opened
+        return filesystem.open_input_file(path)
     _, job = locate(join(source, WORK, "job.json"))
     if filesystem.get_file_info(job).type == fs.FileType.File:
         raise ConfigError(f"SOURCE {source}: is a dataset that is not whole yet; finish its job with the same command")

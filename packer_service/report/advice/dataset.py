@@ -76,7 +76,7 @@ def advised_model(
 
 
 def _read(folder: Folder, manifest: ManifestHead, config: PackConfig, gpus: int) -> tuple[PackLoads, tuple[str, ...]]:
-    packs = read_packs(folder, (*COLUMNS, *PLACE))
+    packs = read_packs(folder, (*COLUMNS, *PLACE), manifest.counts.packs)
     layers = manifest.model.masks if manifest.model else None
     with open_measures(folder, config, manifest.counts.packs) as measures:
         loads = read_pack_loads(measures, lambda name: packs[name].to_numpy(), gpus=gpus, layers=layers)
@@ -95,7 +95,7 @@ def _mask(folder: Folder, manifest: ManifestHead, config: PackConfig, packs: pa.
     name = f"{SHARDS}/{shard_name(pack // config.packs_per_shard)}"
     try:
         with folder.open(name) as file:
-            data = file.read_at(header_size, offset)
+            data = file.read_at(min(header_size, file.size()), offset)
     except FileNotFoundError:
         raise ShardMissing(name, "is not there") from None
     where = f"{name}, sample {sample_key(pack)}"

@@ -1,0 +1,333 @@
+"""A table of a dataset: what its columns are declared to be, and the one way to open its file and to read it.
+
+A table may come from a stranger, or from a bad disk: some kilobytes of Parquet can claim billions of rows, and a short
+dictionary values of gigabytes. So what the footer says is held against the declaration, against the manifest, and
+against the size of the file, before anything of it is decoded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from preshard.schemas.errors import FormatError, PreshardError, TableInvalid
+
+LARGEST = 2**63 - 1
+
+PART_ROWS = 65_536
+"""Most rows of a part that is read: a row group, as the writer makes most of them."""
+
+FETCHED_BYTES = 4 << 20
+"""Bytes of a file that are fetched together, unless one row group has more: in an object store each fetch waits."""
+
+ROWS_IN_A_BYTE = 8
+"""Most rows of a table for each byte of its file: a pack's checksum, or a document's id, takes a byte or more."""
+
+MOST_GROUPS, LEAST_ROWS = 1024, 64
+"""Row groups that any table may have, and rows of each of those beyond: each costs as much as a thousand rows."""
+
+MOST_GROUP_ROWS, MOST_GROUP_BYTES = 1 << 20, 1 << 30
+"""Rows of a row group, and bytes that it takes in memory: three times what the largest that is written has."""
+
+MOST_PART_BYTES = 256 << 20
+"""Bytes of a text column of a part whose values lie in a dictionary, which says nothing of how often each occurs."""
+
+MOST_COLUMNS = 256
+"""Columns of any table, with those that a dataset keeps and the parts of lists."""
+
+_FOOTER_BYTES = 1 << 20
+_COLUMN_BYTES = 1 << 10
+"""Of a footer, and for each column of a row group with its statistics."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: its name.
+        type: its type.
+        nulls: whether values may be missing.
+        most: the largest whole number, of a column of those; the least is 0.
+        legal: the values that there may be; empty where any may.
+    """
+
+    name: str
+    type: pa.DataType
+    nulls: bool = False
+    most: int = LARGEST
+    legal: tuple[str, ...] = ()
+
+    def faults(self, values: pa.ChunkedArray | pa.Array) -> Iterator[str]:
+        """What is wrong with values of the column: a null, a number out of its range, a text that is not legal."""
+        if values.null_count and not self.nulls:
+            yield f"{self.name} has {values.null_count} {'null' if values.null_count == 1 else 'nulls'}"
+        elif pa.types.is_integer(self.type) and len(values):
+            least, largest = (edge.as_py() for edge in pc.min_max(values).values())
+            if least is not None and not 0 <= least <= largest <= self.most:
+                yield f"{self.name} is {least if least < 0 else largest}; it must be from 0 to {self.most}"
+        elif pa.types.is_floating(self.type) and pc.any(pc.invert(pc.is_finite(values))).as_py():
+            yield f"{self.name} holds NaN or an infinite number"
+        elif self.legal and (unknown := set(pc.unique(values).to_pylist()) - {*self.legal, None}):
+            yield f"{self.name} is {min(unknown)!r:.120}; legal are {', '.join(self.legal)}"
+
+
+Columns = tuple[Column, ...]
+
+
+def numbers(*names: str, most: int = LARGEST, nulls: bool = False) -> Columns:
+    """Columns of whole numbers."""
+    return tuple(Column(name=name, type=pa.int64(), most=most, nulls=nulls) for name in names)
+
+
+def texts(*names: str) -> Columns:
+    """Columns of text."""
+    return tuple(Column(name=name, type=pa.string()) for name in names)
+
+
+def schema_of(columns: Iterable[Column]) -> pa.Schema:
+    """The columns as Arrow names them."""
+    return pa.schema([(column.name, column.type) for column in columns])
+
+
+@contextlib.contextmanager
+def table_errors(name: str, error: type[FormatError] = TableInvalid, remedy: str = "") -> Iterator[None]:
+    """Whatever reading a table raises, as one line of the table.
+
+    Args:
+        name: the table's.
+        error: what is raised.
+        remedy: what else is said of bytes that are no table.
+
+    Raises:
+        FormatError: of that kind: the bytes are no such table, or are more than fit in memory.
+        OSError: the file cannot be read, by the operating system or the store that holds it.
+    """
+    try:
+        yield
+    except PreshardError:
+        raise
+    except MemoryError as found:
+        raise error(name, "takes more memory to read than there is") from found
+    except OSError as found:
+        if found.errno is not None:  # those of Parquet have no number
+            reason = found.strerror or type(found).__name__
+            raise type(found)(found.errno, f"{name} cannot be read ({reason})") from None
+        raise error(name, _unreadable(found) + remedy) from None
+    except (pa.ArrowException, ValueError, OverflowError, KeyError, IndexError) as found:
+        raise error(name, _unreadable(found) + remedy) from None
+
+
+def _unreadable(error: Exception) -> str:
+    return f"cannot be read as Parquet ({' '.join(str(error).split())[:200]})"
+
+
+class TableFile:
+    """A table of a dataset, opened for parts of it. Not for several threads.
+
+    Args:
+        opened: the file, for reading at any place.
+        name: how errors name the table.
+        columns: what its columns must be, in their order.
+        kept: types of columns that may stand behind those, with or without values; None leaves the columns to the
+            caller.
+        rows: that the manifest gives; None where nothing says it.
+        dense: whether the file has a byte or more for each few rows, and each row group many rows, as all tables do
+            whose rows name something; the caller says how many there are of others.
+        metadata: the file's footer, where it was read and checked before.
+        error: what is raised of its bytes.
+        remedy: what else is said where they are no table.
+        checksums: whether pages have checksums that are checked.
+        sparing: whether reading takes little memory and no threads, rather than few requests to a store.
+
+    Attributes:
+        metadata: the footer.
+        schema: the columns.
+
+    Raises:
+        TableInvalid: it is not Parquet, has other columns or another number of rows, or claims more than its bytes can
+            hold; also while it is read.
+        OSError: the file cannot be read.
+    """
+
+    def __init__(
+        self,
+        opened: Any,
+        name: str,
+        columns: Columns,
+        *,
+        kept: Sequence[pa.DataType] | None = (),
+        rows: int | None = None,
+        dense: bool = True,
+        metadata: pq.FileMetaData | None = None,
+        error: type[FormatError] = TableInvalid,
+        remedy: str = "",
+        checksums: bool = False,
+        sparing: bool = False,
+    ) -> None:
+        self.name, self._error, self._opened, self._sparing = name, error, opened, sparing
+        self._remedy = remedy
+        with self._errors():
+            known = metadata is not None
+            if not known:
+                self._check_footer_size(rows, dense=dense)
+            settings: Any = {"pre_buffer": not sparing, "page_checksum_verification": checksums}
+            self._file = pq.ParquetFile(opened, metadata=metadata, **settings)
+            self.metadata: pq.FileMetaData = self._file.metadata
+            if not known:
+                self._check_columns(columns, kept)
+                self._check_size(rows, dense=dense)
+            self.schema: pa.Schema = self._file.schema_arrow
+            encoded = self._dictionaries()
+            if encoded:
+                self._file = pq.ParquetFile(opened, metadata=self.metadata, read_dictionary=encoded, **settings)
+        self._declared = {column.name: column for column in columns}
+
+    def _errors(self) -> contextlib.AbstractContextManager[None]:
+        return table_errors(self.name, self._error, self._remedy)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close(force=True)
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.metadata.num_rows)
+
+    @property
+    def n_groups(self) -> int:
+        return int(self.metadata.num_row_groups)
+
+    def read(
+        self, groups: Iterable[int] | None = None, columns: Sequence[str] | None = None, *, checked: bool = True
+    ) -> pa.Table:
+        """Some row groups, or all.
+
+        Args:
+            groups: those that are wanted, by their numbers.
+            columns: those that are wanted; by default all.
+            checked: whether values are held against the declaration.
+        """
+        parts = list(self.parts(MOST_GROUP_ROWS, groups=groups, columns=columns, checked=checked))
+        names = self.schema.names if columns is None else list(columns)
+        wanted = pa.schema([self.schema.field(name) for name in names])
+        with self._errors():
+            return pa.Table.from_batches(parts, wanted)
+
+    def parts(
+        self,
+        rows: int = PART_ROWS,
+        *,
+        groups: Iterable[int] | None = None,
+        columns: Sequence[str] | None = None,
+        checked: bool = True,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows in order, with a few of the row groups in memory, valid and as the declaration says.
+
+        Asked for all of them at once, pyarrow fetches them all before the first row passes, and keeps them to the end.
+
+        Args:
+            rows: most rows of a part.
+            groups: row groups that are wanted, by their numbers; by default all.
+            columns: those that are wanted; by default all.
+            checked: whether values are held against the declaration.
+        """
+        wanted = list(range(self.n_groups) if groups is None else groups)
+        names = self.schema.names if columns is None else list(columns)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        fetched, size, threads = list[int](), 0, not self._sparing
+        for number, group in enumerate(wanted):
+            fetched.append(group)
+            size += self.metadata.row_group(group).total_byte_size
+            if size < FETCHED_BYTES and number < len(wanted) - 1:
+                continue
+            with self._errors():
+                batches = self._file.iter_batches(rows, row_groups=fetched, columns=names, use_threads=threads)
+            while (batch := self._next(batches, schema)) is not None:
+                if checked:
+                    self.check(batch)
+                yield batch
+            fetched, size = [], 0
+
+    def check(self, part: pa.RecordBatch | pa.Table) -> None:
+        """Raises TableInvalid: values are not what the declaration says of their columns."""
+        for name in part.schema.names:
+            for fault in self._declared[name].faults(part.column(name)) if name in self._declared else ():
+                raise self._error(self.name, fault)
+
+    def _next(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch | None:
+        with self._errors():
+            batch = next(batches, None)
+            if batch is None:
+                return None
+            found = [self._dense(batch.column(each.name), each) for each in schema]
+            dense = pa.RecordBatch.from_arrays(found, schema=schema)
+            dense.validate(full=True)
+            return dense
+
+    def _dense(self, values: pa.Array, field: pa.Field) -> pa.Array:
+        """Values that lie in a dictionary, each at its places."""
+        if not pa.types.is_dictionary(values.type) or values.type == field.type:
+            return values
+        longest = pc.max(pc.binary_length(values.dictionary)).as_py() or 0
+        if longest * len(values) > MOST_PART_BYTES:
+            what = f"{field.name} has a text of {longest:,} bytes among {len(values):,} rows"
+            raise self._error(self.name, f"{what}, which together may take {MOST_PART_BYTES:,}")
+        return values.cast(field.type)
+
+    def _check_footer_size(self, rows: int | None, *, dense: bool) -> None:
+        size = self._opened.size()
+        tail = self._opened.read_at(8, max(size - 8, 0))
+        footer = int.from_bytes(tail[:4], "little")
+        groups = MOST_GROUPS + min(size if rows is None else rows, size) // (LEAST_ROWS if dense else 1)
+        most = _FOOTER_BYTES + groups * 64 * _COLUMN_BYTES
+        if len(tail) == 8 and tail[4:] == b"PAR1" and footer > most:
+            raise self._error(self.name, f"has a footer of {footer:,} bytes; at most {most:,} are legal")
+
+    def _check_columns(self, columns: Columns, kept: Sequence[pa.DataType] | None) -> None:
+        if self.metadata.num_columns > MOST_COLUMNS:
+            raise self._error(self.name, f"has {self.metadata.num_columns:,} columns; at most {MOST_COLUMNS} are legal")
+        found = list(self._file.schema_arrow)
+        first, behind = found[: len(columns)], found[len(columns) :]
+        if kept is None:
+            return
+        if not pa.schema(first).equals(schema_of(columns)) or any(each.type not in kept for each in behind):
+            has, asked = [each.name for each in found], [column.name for column in columns]
+            raise self._error(self.name, f"has the columns {has!r:.400}, not {asked!r:.400} with their types")
+
+    def _check_size(self, rows: int | None, *, dense: bool) -> None:
+        metadata, size = self.metadata, self._opened.size()
+        if rows is not None and metadata.num_rows != rows:
+            raise self._error(self.name, f"has {metadata.num_rows} rows; the manifest says {rows}")
+        if dense and metadata.num_rows > ROWS_IN_A_BYTE * size:
+            raise self._error(self.name, f"claims {metadata.num_rows:,} rows in {size:,} bytes")
+        if dense and metadata.num_row_groups > MOST_GROUPS + metadata.num_rows // LEAST_ROWS:
+            has = f"has {metadata.num_row_groups:,} row groups of {metadata.num_rows:,} rows"
+            raise self._error(self.name, f"{has}; legal are {MOST_GROUPS}, and one for each {LEAST_ROWS} rows more")
+        total = 0
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            total += group.num_rows
+            if not 0 <= group.num_rows <= MOST_GROUP_ROWS or not 0 <= group.total_byte_size <= MOST_GROUP_BYTES:
+                what = f"row group {number} claims {group.num_rows:,} rows in {group.total_byte_size:,} bytes"
+                most = f"{MOST_GROUP_ROWS:,} rows and {MOST_GROUP_BYTES:,} bytes"
+                raise self._error(self.name, f"{what}; at most {most} are legal")
+        if total != metadata.num_rows:
+            raise self._error(self.name, f"has row groups of {total} rows together, not of {metadata.num_rows}")
+
+    def _dictionaries(self) -> list[str]:
+        """The text columns whose values lie in a dictionary in any row group."""
+        texts = {each.name for each in self.schema if each.type == pa.string()}
+        groups = [self.metadata.row_group(number) for number in range(self.n_groups)] if texts else []
+        found = set[str]()
+        for place in range(self.metadata.num_columns if groups else 0):
+            name = groups[0].column(place).path_in_schema
+            if name in texts and any(group.column(place).has_dictionary_page for group in groups):
+                found.add(name)
+        return sorted(found)
