@@ -184,9 +184,8 @@ class TableFile:
                 self._check_columns(columns, kept)
                 self._check_size(rows, dense=dense)
             self.schema: pa.Schema = self._file.schema_arrow
-            encoded = self._dictionaries()
-            if encoded:
-                self._file = pq.ParquetFile(opened, metadata=self.metadata, read_dictionary=encoded, **settings)
+        self._settings = settings
+        self._texts: set[str] | None = {each.name for each in self.schema if each.type == pa.string()}
         self._declared = {column.name: column for column in columns}
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
@@ -214,11 +213,16 @@ class TableFile:
             columns: those that are wanted; by default all.
             checked: whether values are held against the declaration.
         """
-        parts = list(self.parts(MOST_GROUP_ROWS, groups=groups, columns=columns, checked=checked))
+        wanted = list(range(self.n_groups) if groups is None else groups)
         names = self.schema.names if columns is None else list(columns)
-        wanted = pa.schema([self.schema.field(name) for name in names])
         with self._errors():
-            return pa.Table.from_batches(parts, wanted)
+            self._keep_dictionaries(names)
+            found = self._file.read_row_groups(wanted, columns=names, use_threads=not self._sparing)
+            found = pa.table({name: self._dense(found[name], self.schema.field(name)) for name in names})
+            found.validate(full=True)
+        if checked:
+            self.check(found)
+        return found
 
     def parts(
         self,
@@ -248,6 +252,7 @@ class TableFile:
             if size < FETCHED_BYTES and number < len(wanted) - 1:
                 continue
             with self._errors():
+                self._keep_dictionaries(names)
                 batches = self._file.iter_batches(rows, row_groups=fetched, columns=names, use_threads=threads)
             while (batch := self._next(batches, schema)) is not None:
                 if checked:
@@ -271,10 +276,12 @@ class TableFile:
             dense.validate(full=True)
             return dense
 
-    def _dense(self, values: pa.Array, field: pa.Field) -> pa.Array:
+    def _dense(self, values: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
         """Values that lie in a dictionary, each at its places."""
         if not pa.types.is_dictionary(values.type) or values.type == field.type:
             return values
+        if isinstance(values, pa.ChunkedArray):
+            return pa.chunked_array([self._dense(chunk, field) for chunk in values.chunks], field.type)
         longest = pc.max(pc.binary_length(values.dictionary)).as_py() or 0
         if longest * len(values) > MOST_PART_BYTES:
             what = f"{field.name} has a text of {longest:,} bytes among {len(values):,} rows"
@@ -321,13 +328,17 @@ class TableFile:
         if total != metadata.num_rows:
             raise self._error(self.name, f"has row groups of {total} rows together, not of {metadata.num_rows}")
 
-    def _dictionaries(self) -> list[str]:
-        """The text columns whose values lie in a dictionary in any row group."""
-        texts = {each.name for each in self.schema if each.type == pa.string()}
-        groups = [self.metadata.row_group(number) for number in range(self.n_groups)] if texts else []
+    def _keep_dictionaries(self, names: Sequence[str]) -> None:
+        """Reads texts that lie in a dictionary as they lie there, before the first column of texts is read."""
+        if not self._texts or self._texts.isdisjoint(names):
+            return
+        groups = [self.metadata.row_group(number) for number in range(self.n_groups)]
         found = set[str]()
         for place in range(self.metadata.num_columns if groups else 0):
             name = groups[0].column(place).path_in_schema
-            if name in texts and any(group.column(place).has_dictionary_page for group in groups):
+            if name in self._texts and any(group.column(place).has_dictionary_page for group in groups):
                 found.add(name)
-        return sorted(found)
+        self._texts = None
+        if found:
+            encoded = sorted(found)
+            self._file = pq.ParquetFile(self._opened, metadata=self.metadata, read_dictionary=encoded, **self._settings)

@@ -239,8 +239,9 @@ class PackTable:
             TableInvalid: the row group cannot be decoded, or a value is null or cannot be a size or a place.
         """
         records = np.empty(self.edges[group + 1] - self.edges[group], RECORD)
-        for name in RECORD.names or ():
-            records[name] = self._column(group, name, RECORD[name])
+        names = list(RECORD.names or ())
+        for name, numbers in zip(names, self.columns(group, names), strict=True):
+            records[name] = numbers
         pa.default_memory_pool().release_unused()  # a worker reads few row groups, and then none for long
         return records
 
@@ -250,13 +251,9 @@ class PackTable:
         Raises:
             TableInvalid: as :meth:`read`.
         """
-        return np.stack([self._column(group, name, np.dtype(np.int64)) for name in names])
-
-    def _column(self, group: int, name: str, dtype: np.dtype) -> np.ndarray:
-        column = self._table().read([group], [name]).column(0)
+        table = self._table().read([group], names)
         # pyarrow's own conversion would import pandas where it is installed, 40 MB in every process.
-        chunks = [np.frombuffer(chunk.buffers()[1], "<i8")[chunk.offset :][: len(chunk)] for chunk in column.chunks]
-        return np.concatenate([np.empty(0, np.int64), *chunks]).astype(dtype, copy=False)
+        return np.stack([np.concatenate([np.empty(0, np.int64), *map(_numbers, table[name].chunks)]) for name in names])
 
     def close(self) -> None:
         """Closes the file. Reading opens it again."""
@@ -271,3 +268,7 @@ class PackTable:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
+
+
+def _numbers(chunk: pa.Array) -> Int64[np.ndarray, "packs"]:
+    return np.frombuffer(chunk.buffers()[1], "<i8")[chunk.offset :][: len(chunk)]
