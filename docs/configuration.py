@@ -1,7 +1,8 @@
-"""Writes the tables of keys, options and figures into their pages, from the code itself."""
+"""Writes the tables of keys, options, figures and tested versions into their pages, from the code itself."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,23 @@ def figures() -> str:
     return "\n".join([*rows, *(f"| `{f.key}` | {f.of} | {f.kind} | {f.unit} | {f.words} |" for f in FIGURES)])
 
 
+def versions() -> str:
+    """Every version that `make test-matrix` runs, as Markdown."""
+    matrix = tomllib.loads(Path(__file__).parents[1].joinpath("tests/matrix/versions.toml").read_text("utf-8"))
+    rows = ["| what | version | with |", "|---|---|---|"]
+    rows += [f"| {name} | {', '.join(matrix[name])} | |" for name in ("torch", "transformers")]
+    for trainer, table in matrix["trainers"].items():
+        name, _, version = trainer.rpartition("-")
+        given = [pin.replace("==", " ") for pin in table["pins"] if pin.partition("==")[0] in ("torch", "transformers")]
+        rows.append(f"| {name} | {version} | {', '.join(given)} |")
+    return "\n".join(rows)
+
+
 PAGES: dict[Path, Callable[[], str]] = {
     Path(__file__).with_name("packing.md"): keys,
     Path(__file__).with_name("training.md"): options,
     Path(__file__).with_name("format.md"): figures,
+    Path(__file__).with_name("versions.md"): versions,
 }
 
 

@@ -7,7 +7,7 @@ COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     every = p['dependencies'] + p['optional-dependencies']['serve']; \
     print(*(one for one in every if not one.startswith('torch')), sep='\n')" > /requirements.txt
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY preshard preshard
 COPY schemas schemas
 COPY packer_service packer_service

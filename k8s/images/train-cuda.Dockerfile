@@ -6,7 +6,7 @@ WORKDIR /source
 COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     print(*p['dependencies'], *p['optional-dependencies']['train'], sep='\n')" > /requirements.txt
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY preshard preshard
 COPY schemas schemas
 COPY packer_service packer_service

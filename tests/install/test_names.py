@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from preshard.schemas import VERSION
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "training"))
 
 from lessons import given, make_texts
@@ -52,6 +54,18 @@ def test_the_wheel_has_one_name(wheel: Path) -> None:
     ours = [path.relative_to(REPOSITORY).as_posix() for top in folders for path in (REPOSITORY / top).rglob("*.py")]
     assert len(ours) > 100
     assert {f"preshard/{name}" for name in ours} <= set(names)
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    """Fails when type checkers take the wheel for untyped, or it comes without its licence or under another."""
+    with zipfile.ZipFile(wheel) as whole:
+        names = set(whole.namelist())
+        [metadata] = [whole.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
+    typed = {f"preshard/{folder}py.typed" for folder in ("", "schemas/", "packer_service/", "trainer/")}
+    assert typed <= names
+    assert {name for name in names if name.endswith("/licenses/LICENSE")}
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert f"\nversion: {VERSION}\n" in (REPOSITORY / "CITATION.cff").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["trainer", "data"])
