@@ -72,7 +72,7 @@ class AdviceQuestion(BaseModel):
         2.75,
         ge=0,
         le=100,
-        description="Time of attention's backward over that of its forward: five products to two, and slower ones."
+        description="Time of attention's backward over that of its forward: five products to two, and slower ones.",
     )
     ring_backward: float = Field(
         4.1,
