@@ -1,4 +1,4 @@
-"""Ray decides where a task runs, never what it does. The only module that imports Ray."""
+"""Ray decides where a task runs, never what it does. With ``nodes``, the only module that imports Ray."""
 
 from __future__ import annotations
 
