@@ -9,7 +9,7 @@ DEMO := demo
 # Tests start some hundred Pythons, each of which would compile our modules anew where a container's image sets this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo train check lint ruff types contracts unit test loops modules chromium test-cluster test-matrix mutants docs bench peers clean help
+.PHONY: demo train check lint ruff types contracts unit test loops modules chromium test-cluster test-matrix mutants docs bench peers release clean help
 
 help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
@@ -23,6 +23,7 @@ help:
 	@echo "make docs          build the pages and the reference into build/docs, warnings as errors"
 	@echo "make bench         run the benchmarks and print their figures"
 	@echo "make peers         install TRL and compare packing and the split of images with others"
+	@echo "make release       build sdist and wheel, and try them in a clean environment: all of a release but its upload"
 	@echo "make clean         remove the environment and the demo"
 
 # Installs once, and again when the requirements change. Modules are compiled when they are first imported: most never are.
@@ -124,5 +125,8 @@ peers: .venv/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[peers]'
 	@$(BIN)/python tests/benchmarks/peers.py
 
+release: .venv/installed
+	@.ci/release
+
 clean:
-	rm -rf .venv .venv-matrix $(DEMO)
+	rm -rf .venv .venv-matrix build dist $(DEMO)

@@ -172,7 +172,7 @@ def unread_lines(columns: Mapping[str, int], files: Mapping[str, int], filtered:
     """What of the source nothing read: rows that ``where`` left out, columns of rows, and files in its folders."""
     lines = [f"rows left out by --where, by source: {_most(filtered)}"] if filtered else []
     lines += [f"columns that nothing read, by number of files: {_most(columns)}"] if columns else []
-    return [*lines, f"skipped files (not a source): {_most(files)}"] if files else lines
+    return [*lines, f"files not read as rows: {_most(files)}"] if files else lines
 
 
 def _most(counts: Mapping[str, int]) -> str:

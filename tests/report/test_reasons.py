@@ -74,5 +74,5 @@ def test_what_nothing_read_is_named_most_frequent_first() -> None:
     first, last = unread_lines(columns, {"*.png": 2310}, {})
     assert first.startswith("columns that nothing read, by number of files: url (3), \\x1b[2J (2), c0 (1), c1 (1)")
     assert first.endswith(", and 4 more")
-    assert last == "skipped files (not a source): *.png (2,310)"
+    assert last == "files not read as rows: *.png (2,310)"
     assert unread_lines({}, {}, {}) == []

@@ -82,7 +82,7 @@ class Sources:
         yield from self.left_out
         yield from self.doubts
         if self.unread:
-            yield f"not read: {_several(self.unread)}; --ignore PATTERN says that it is meant"
+            yield f"not read as rows: {_several(self.unread)}; pass --ignore PATTERN to silence this"
 
 
 def _several(counts: dict[str, int]) -> str:

@@ -312,8 +312,9 @@ def written(
     values["cost"] = _cost(sizes, config)
     if cp_size not in values["cp_sizes"] and "cp_sizes" not in fixed and config.seq_len % (2 * cp_size) == 0:
         values["cp_sizes"].append(cp_size)
+    about = "about 1 pack" if taken.packs == 1 else f"about {taken.packs:,} packs"
     comments = {
-        "seq_len": f"fill {taken.fill:.1%}; {taken.cut:.2%} of the tokens are cut off; about {taken.packs:,} packs",
+        "seq_len": f"fill {taken.fill:.1%}; {taken.cut:.2%} of the tokens are cut off; {about}",
         "oversize": "split cuts nothing off, reject leaves out whole documents",
         "cost": "of the model folder",
         "cp_sizes": f"train with {split.options}" if split.options else "train with a whole pack on each device",

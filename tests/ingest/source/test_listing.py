@@ -157,7 +157,7 @@ def test_files_that_are_no_source_are_counted(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     found = listed(tmp_path)
     assert found.unread == {"*.bz2": 1, "*.json": 2, "*.png": 2, ".hidden": 1, "README": 1}
-    assert list(found.notes())[-1].endswith("; --ignore PATTERN says that it is meant")
+    assert list(found.notes())[-1].endswith("; pass --ignore PATTERN to silence this")
     found = listed(tmp_path, ignore=["*.png", "README", "deep/*", ".h*", "*.bz2"])
     assert found.unread == {}
     assert labels(found) == [f"{tmp_path.name}/a.jsonl"]

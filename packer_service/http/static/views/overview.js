@@ -217,7 +217,7 @@ function origin(detail) {
 function unread(detail) {
   const rows = [
     ...Object.entries(detail.unused_columns).map(([name, files]) => ["column of the rows", name, files]),
-    ...Object.entries(detail.unread_files).map(([name, files]) => ["skipped files (not a source)", name, files]),
+    ...Object.entries(detail.unread_files).map(([name, files]) => ["files not read as rows", name, files]),
   ];
   return table({
     caption: "What of the source nothing read",
