@@ -12,7 +12,6 @@ from typing import Any
 
 import av
 import numpy as np
-from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image, ImageOps
 from transformers_alone import (
     load_core,
@@ -23,9 +22,6 @@ from transformers_alone import (
     two_threads,
     video_metadata,
 )
-
-# The conversion to RGB that FFmpeg's own tests find the same on every processor.
-_EXACT = int(Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT | Interpolation.FULL_CHR_H_INT)
 
 
 @dataclass
@@ -56,16 +52,15 @@ def open_image(path: Path) -> Image.Image:
 
 
 def open_clip(path: Path, times: Sequence[float]) -> Clip:
-    """The frames of a video that are shown at these seconds after its first one."""
-    reformatter, found = VideoReformatter(), {}
+    """The frames of a video that are shown at these seconds after its first one, as ``load_video`` makes them RGB."""
+    found = {}
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
         first = None
         for frame in container.decode(stream):
             first = frame.pts if first is None else first
-            picture = reformatter.reformat(frame, format="rgb24", interpolation=_EXACT, threads=1)
-            found[float((frame.pts - first) * stream.time_base)] = picture.to_ndarray()
+            found[float((frame.pts - first) * stream.time_base)] = frame.to_ndarray(format="rgb24")
     return Clip(np.stack([found[time] for time in times]), list(times))
 
 
