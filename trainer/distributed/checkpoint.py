@@ -160,7 +160,7 @@ def read_run_state(checkpoint: Path) -> RunState:
     """
     try:
         stored = json.loads((checkpoint / RUN).read_text(encoding="utf-8"))
-        return RunState(**{each.name: stored[each.name] for each in fields(RunState) if each.name in stored})
+        return RunState(**{each.name: stored[each.name] for each in fields(RunState)})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{checkpoint / RUN} is not a valid description of a checkpoint ({error!r}); "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from preshard.schemas.errors import ConfigError
 from preshard.trainer.distributed.checkpoint import (
+    RUN,
     Checkpoints,
     RunState,
     SaveError,
@@ -22,6 +26,7 @@ from preshard.trainer.distributed.checkpoint import (
     find_damaged,
     find_unshared,
     load_checkpoint,
+    read_run_state,
 )
 from preshard.trainer.distributed.mesh import Mesh
 from preshard.trainer.distributed.sharding import shard_model
@@ -166,3 +171,15 @@ def test_saving_is_no_step(gloo_pool: Any, tmp_path: Path) -> None:
     """Fails when a checkpoint before the first step with a loss makes AdamW count a step, which changes its bias."""
     assert gloo_pool.run(steps_after_a_save, str(tmp_path / "new"), False) == [({0.0}, {0.0})]
     assert gloo_pool.run(steps_after_a_save, str(tmp_path / "learned"), True) == [({1.0}, {1.0})]
+
+
+@pytest.mark.parametrize("missing", [each.name for each in fields(RunState)])
+def test_a_checkpoint_that_lacks_a_field_is_refused(tmp_path: Path, missing: str) -> None:
+    """Fails when a field is filled with what the run that saved it may not have had."""
+    state = asdict(RunState(step=1, data={"seed": 0}, model={"model_type": "qwen3"}, parts={"names": ["a"]}))
+    (tmp_path / RUN).write_text(json.dumps(state), encoding="utf-8")
+    assert asdict(read_run_state(tmp_path)) == state
+    del state[missing]
+    (tmp_path / RUN).write_text(json.dumps(state), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"is not a valid description of a checkpoint \(KeyError\('{missing}'\)\)"):
+        read_run_state(tmp_path)
