@@ -95,7 +95,7 @@ def run(
                 try:
                     figures = replace(figures, **evaluate(model, job.evaluation, mesh, config, eval_reference, stop))
                 except StoppedError:
-                    ends = True
+                    figures, ends = replace(figures, eval_stopped=True), True
             report(figures)
             if saves is not None:
                 saves.look()

@@ -55,6 +55,7 @@ class StepFigures:
         eval_loss: mean loss on the second dataset, in steps after which it is taken.
         rewards: with ``--loss dpo`` means over all pairs, by :data:`preshard.trainer.preference.REWARDS`.
         eval_rewards: the same on the second dataset, in steps after which it is taken.
+        eval_stopped: whether a signal cut that short. Files have no such figure.
     """
 
     step: int
@@ -78,10 +79,12 @@ class StepFigures:
     eval_loss: float | None = None
     rewards: dict[str, float] | None = None
     eval_rewards: dict[str, float] | None = None
+    eval_stopped: bool = False
 
     def named(self) -> dict[str, Any]:
         """The figures by the names that files have for them: rewards are TRL's ``rewards/chosen`` and so on."""
         found = asdict(self)
+        del found["eval_stopped"]
         for kind in ("rewards", "eval_rewards"):
             found |= {f"{kind}/{name}": value for name, value in (found.pop(kind) or {}).items()}
         return found

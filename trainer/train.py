@@ -99,8 +99,11 @@ def train(job: Job, here: Processes) -> int:
             click.echo(shown(f"trainer: the checkpoint {name} is damaged, and passed over ({fault})"), err=True)
         click.echo(shown(_describe_start(job, here.world_size)), err=True)
     writers = _writers(job) if here.rank == 0 else []
+    last: StepFigures | None = None
 
     def report(figures: StepFigures) -> None:
+        nonlocal last
+        last = figures
         for writer in writers:
             writer.write(figures)
         shown = (
@@ -121,6 +124,10 @@ def train(job: Job, here: Processes) -> int:
                 "; without --checkpoint nothing is kept" if config.checkpoint is None else "; give --resume to continue"
             )
             click.echo(f"trainer: stopped by a signal after step {done}{saved}", err=True)
+        return 1
+    if last is not None and last.eval_stopped:
+        if here.rank == 0:
+            click.echo(f"trainer: stopped by a signal in the evaluation after step {done}, the last one", err=True)
         return 1
     return 0
 

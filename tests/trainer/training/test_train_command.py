@@ -15,9 +15,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -240,6 +242,13 @@ def start_copy(
     return copy
 
 
+def command_stopped(rank: int, arguments: list[str], asks: int) -> tuple[object, str, str]:
+    """The same of a command alone that finds a signal when it looks for one the ``asks``-th time."""
+    looked = count(1)
+    with patch("preshard.trainer.train.StopRequest", lambda: lambda: next(looked) >= asks):
+        return command_on_a_rank(rank, 1, 0, arguments)
+
+
 def command_in_a_copy(rank: int, world_size: int, port: int, arguments: list[str], folder: str) -> tuple[int, str]:
     """Exit status of a command that fails in a step, and what it says."""
     said = Path(folder, f"said-by-{rank}")
@@ -294,6 +303,28 @@ def test_killed_in_a_save_it_resumes_without_a_step_lost_or_repeated(
     ours = steps_of(tmp_path / "metrics.jsonl")
     assert [(step["step"], step["packs"]) for step in ours] == [(step["step"], step["packs"]) for step in whole]
     assert [step["loss"] for step in ours] == pytest.approx([step["loss"] for step in whole], rel=1e-9)
+
+
+@pytest.mark.parametrize("asks", [2, 99], ids=["in it", "never"])
+def test_a_signal_in_the_last_evaluation_is_said_and_every_tracker_told(
+    gloo_pool: Any, texts: Path, tmp_path: Path, asks: int
+) -> None:
+    """Fails when a run whose last evaluation was cut short looks like one that ends well; or when ``--report-to`` is
+    taken and a step's figures, or those of an evaluation, do not reach its files.
+    """
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    options = ["--steps", "1", "--eval-data", str(texts), "--checkpoint", str(tmp_path / "kept")]
+    options += ["--metrics", str(tmp_path / "metrics.jsonl")]
+    options += ["--report-to", "tensorboard", "--report-dir", str(tmp_path / "curves")]
+    [(status, printed, said)] = gloo_pool.run_apart(command_stopped, [*given(texts), *options], asks, size=1)
+    ends = said.splitlines()[-1] == "trainer: stopped by a signal in the evaluation after step 1, the last one"
+    assert (status, ends, "eval loss" in printed) == ((1, True, False) if asks == 2 else (0, False, True)), said
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-00000001"]
+    [step] = steps_of(tmp_path / "metrics.jsonl")
+    curves = accumulator.EventAccumulator(str(tmp_path / "curves")).Reload()
+    for name in ("loss", "grad_norm", *(["eval_loss"] if asks != 2 else [])):
+        assert [(event.step, event.value) for event in curves.Scalars(name)] == [(1, pytest.approx(step[name]))]
+    assert (step["eval_loss"] is None) == ("eval_loss" not in curves.Tags()["scalars"]) == (asks == 2)
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_set_aside(gloo_pool: Any, texts: Path, tmp_path: Path) -> None:
