@@ -26,15 +26,21 @@ help:
 	@echo "make release       build sdist and wheel, and try them in a clean environment: all of a release but its upload"
 	@echo "make clean         remove the environment and the demo"
 
-# Installs once, and again when the requirements change. Modules are compiled when they are first imported: most never are.
-.venv/installed: pyproject.toml constraints.txt
+# Each installs once, and again when the requirements change: what the demo needs, then what the tests need as well.
+# Modules are compiled when they are first imported: most never are.
+.venv/demo: pyproject.toml constraints.txt
 	@echo "==> making .venv with $(PYTHON) and installing (a minute or two the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "preshard needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv .venv
+	@$(BIN)/python tests/support/install.py $(PIP_FLAGS) -c constraints.txt -e '.[all]'
+	@touch $@
+
+.venv/installed: .venv/demo
+	@echo "==> installing what the tests need"
 	@$(BIN)/python tests/support/install.py $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: .venv/installed
+demo: .venv/demo
 	@echo "==> making a source of real videos, photographs and text in $(DEMO)/source"
 	@test -f $(DEMO)/source/EXPECTED.json || $(BIN)/preshard demo-source $(DEMO)/source
 	@echo "==> packing it into $(DEMO)/dataset, for a model of your own (8% of its rows are broken on purpose)"
@@ -52,7 +58,7 @@ demo: .venv/installed
 SHORT := seq_len=1024 block_size=64 max_images=32 video.max_frames=8 oversize=split order.window=16 \
 	cp_sizes=[1,2,4] ring_degrees=[1,2,4] model=$(DEMO)/model
 
-train: .venv/installed
+train: .venv/demo
 	@test -f $(DEMO)/source/EXPECTED.json || $(BIN)/preshard demo-source $(DEMO)/source
 	@test -f $(DEMO)/model/config.json || $(BIN)/preshard demo-model $(DEMO)/model --family qwen3_vl
 	@echo "==> packing $(DEMO)/source into short packs for the tiny Qwen3-VL, in $(DEMO)/short"

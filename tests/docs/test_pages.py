@@ -55,6 +55,22 @@ def test_every_figure_of_the_report_is_documented(tiny_dataset: Path) -> None:
     assert [key for key in {**figures, **rows} if not re.search(rf"\b{key}\b", page)] == []
 
 
+def test_the_readme_has_five_commands_that_a_release_can_run() -> None:
+    """Fails when `make release` would run other commands than the README's, or look for the Hub or for eight GPUs."""
+    script = load_script(ROOT / "tests/docs/first_commands.py")
+    shown = script.commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert [re.findall(r"\w[\w.]*", command)[:2] for command in shown] == [
+        *(["hf", "download"], ["preshard", "suggest"], ["preshard", "pack"], ["preshard", "serve"]),
+        ["torchrun", "nproc"],
+    ]
+    run = list(map(script.here, shown))
+    assert run[0] == "preshard demo-model model --family qwen3_vl"
+    assert run[-1] == (
+        "torchrun --nproc-per-node 1 -m preshard.train --data dataset --model model --from-scratch --steps 2"
+        " --export trained"
+    )
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     """Fails when a page or a heading is renamed and a link to it is not."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
