@@ -82,7 +82,11 @@ def run(name: str, python: Path, tests: list[str], without: str) -> tuple[str, b
 def main(chosen: list[str]) -> int:
     """Runs all pairs, or those that are named, and prints a line for each."""
     table: dict[str, Any] = tomllib.loads((HERE / "versions.toml").read_text(encoding="utf-8"))
-    pairs = {f"{one}-{other}": (one, other) for one, other in product(table["torch"], table["transformers"])}
+    pairs = {
+        f"{one}-{other}": (one, other)
+        for one, other in product(table["torch"], table["transformers"])
+        if table["torch"][one].get("with", other) == other and table["transformers"][other].get("with", one) == one
+    }
     known = [*pairs, *table["trainers"]]
     if unknown := set(chosen) - set(known):
         print(f"nothing to run is called {min(unknown)}; take some of {', '.join(known)}", file=sys.stderr)

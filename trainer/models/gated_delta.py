@@ -35,6 +35,7 @@ from preshard.trainer.attention.states import (
     to_tokens,
 )
 from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.models.compiled import Sealed
 
 Projected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, z, b and a of each token, with one dim for heads and widths in q, k and v."""
@@ -57,7 +58,7 @@ def check_states(config: Any, cp_size: int) -> None:
 
 def bind_states(
     config: Any, layout: TokenLayout, mask: MaskArrays, cp: ContextParallel, device: torch.device
-) -> dict[str, StatePlan]:
+) -> dict[str, Sealed[StatePlan]]:
     """What the layers of a model that carry a state need to know of a pack, as an argument of the model's call; empty
     for a model without.
 
@@ -68,7 +69,7 @@ def bind_states(
     if not has_states(config):
         return {}
     taps = config.get_text_config().linear_conv_kernel_dim
-    return {"states": plan_states(layout, mask, cp, taps=taps, device=device)}
+    return {"states": Sealed(plan_states(layout, mask, cp, taps=taps, device=device))}
 
 
 def _project_next(module: Any, hidden_1LC: Tensor) -> Projected:
@@ -100,30 +101,31 @@ def _forward(
     project: Callable[[Any, Tensor], Projected],
     hidden_states: Tensor,
     *,
-    states: StatePlan | None = None,
+    states: Sealed[StatePlan] | None = None,
     **_: Any,
 ) -> Tensor:
     if states is None:
         raise ConfigError("a layer with a state is called without a pack; wrap the model in PackedModel")
+    plan = states.content
     q, k, v, z_LHV, b, a = project(module, hidden_states)
-    n_heads, n_ranks = module.num_v_heads // states.degree, states.degree
+    n_heads, n_ranks = module.num_v_heads // plan.degree, plan.degree
     k_dim, v_dim = module.head_k_dim, module.head_v_dim
     widths = (k_dim, k_dim, v_dim)
     qkv = [deal_heads(x, width, n_ranks) for x, width in zip((q, k, v), widths, strict=True)]
     gates = [deal_heads(x, 1, n_ranks) for x in (b, a)]
-    mixed, b, a = to_heads(torch.cat([*qkv, *gates], -1), states).split(
+    mixed, b, a = to_heads(torch.cat([*qkv, *gates], -1), plan).split(
         [sum(x.shape[-1] for x in qkv), n_heads, n_heads], -1
     )
     convolution, rule, fused = _functions(module, mixed.device)
     # channels of the convolution are dealt with their heads
     per_channel = module.conv1d.weight.squeeze(1).T.split([q.shape[-1], k.shape[-1], v.shape[-1]], -1)
     weight = torch.cat(
-        [deal_heads(x, width, n_ranks)[:, states.rank] for x, width in zip(per_channel, widths, strict=True)], -1
+        [deal_heads(x, width, n_ranks)[:, plan.rank] for x, width in zip(per_channel, widths, strict=True)], -1
     )
-    mixed = convolve(convolution, mixed, weight.T.contiguous(), module.activation, states)
+    mixed = convolve(convolution, mixed, weight.T.contiguous(), module.activation, plan)
     q, k, v = mixed.split([x.shape[-1] for x in qkv], -1)
-    mine = slice(states.rank * n_heads, (states.rank + 1) * n_heads)
-    b, a = b[states.arriving], a[states.arriving]
+    mine = slice(plan.rank * n_heads, (plan.rank + 1) * n_heads)
+    b, a = b[plan.arriving], a[plan.arriving]
     inputs = {
         "query": q.unflatten(-1, (-1, k_dim)),
         "key": k.unflatten(-1, (-1, k_dim)),
@@ -131,8 +133,8 @@ def _forward(
         "g": -module.A_log[mine].float().exp() * nn.functional.softplus(a.float() + module.dt_bias[mine]),
         "beta": b.sigmoid(),
     }
-    out_THV = scan(rule, inputs, states, fused=fused)
-    out_LHV = to_tokens(out_THV.flatten(1), states).unflatten(-1, (-1, v_dim))
+    out_THV = scan(rule, inputs, plan, fused=fused)
+    out_LHV = to_tokens(out_THV.flatten(1), plan).unflatten(-1, (-1, v_dim))
     normed = module.norm(out_LHV.flatten(0, 1), z_LHV.flatten(0, 1)).unflatten(0, z_LHV.shape[:2])
     out: Tensor = module.out_proj(normed.flatten(1))[None]
     return out

@@ -22,6 +22,7 @@ from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
 from preshard.trainer.models.adapters import LENDS, check_adapters, check_order
+from preshard.trainer.models.compiled import Sealed
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import check_packed_for, model_sizes
 from preshard.trainer.models.gated_delta import bind_states
@@ -239,12 +240,13 @@ class PackedModel(nn.Module):
     ) -> Float[Tensor, "local hidden"]:
         language = self.core if self.family is None else self.core.language_model
         positions = batch.position_ids[:, None] if len(batch.position_ids) > 1 else batch.position_ids
+        sealed: dict[Any, Attend] = {window: Sealed(attend) for window, attend in attends.items()}
         outputs = language(
             **given,
             position_ids=positions,
             use_cache=False,
-            attend=attends.get(None),
-            in_windows=tuple((window, attend) for window, attend in attends.items() if window is not None),
+            attend=sealed.pop(None, None),
+            in_windows=tuple(sealed.items()),
             pack_length=batch.seq_len,
             score_cap=self._sizes.score_cap,
         )
