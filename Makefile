@@ -9,7 +9,7 @@ DEMO := demo
 # Tests start some hundred Pythons, each of which would compile our modules anew where a container's image sets this.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo train check lint ruff types contracts unit test loops modules chromium test-cluster test-matrix mutants docs bench peers release clean help
+.PHONY: demo train check lint ruff types contracts unit test loops modules chromium test-cluster test-matrix gpu gpu-data mutants docs bench peers release clean help
 
 help:
 	@echo "make demo          install, make a source of real media, pack it, verify it, print the report"
@@ -19,6 +19,8 @@ help:
 	@echo "make lint          lint, types and import contracts alone"
 	@echo "make test-cluster  jobs that lose nodes, and whole jobs as in a pod: some minutes"
 	@echo "make test-matrix   whole grids; the tests of reader, attention and families with the oldest and newest torch and transformers"
+	@echo "make gpu           measure on a GPU, PART=exact|kernel|step|feed|learn; REHEARSE=1 runs all parts in small on the CPU"
+	@echo "make gpu-data      make what make gpu reads, in build/gpu"
 	@echo "make mutants       plant 20 small faults, one at a time, and say which of them no test notices: minutes"
 	@echo "make docs          build the pages and the reference into build/docs, warnings as errors"
 	@echo "make bench         run the benchmarks and print their figures"
@@ -121,6 +123,20 @@ test-matrix: .venv/installed
 	@echo "==> whole grids, of which make test has a part"
 	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m slow
 	@WORKERS=$(WORKERS) $(BIN)/python tests/matrix/run.py
+
+# A machine with a GPU has a torch of its own, whose Python is named or found; there nothing is installed.
+GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || command -v python3)
+PART ?= exact
+gpu:
+ifdef REHEARSE
+	@$(MAKE) --no-print-directory .venv/installed
+	@$(BIN)/python -m pytest --quiet -s -n 0 -m "slow or not slow" tests/gpu
+else
+	@PYTHONDONTWRITEBYTECODE=1 timeout 540 $(GPU_PYTHON) tests/gpu/run.py $(PART)
+endif
+
+gpu-data: .venv/installed
+	@$(BIN)/python tests/gpu/prepare.py
 
 bench: .venv/installed
 	@for script in tests/benchmarks/layouts.py tests/benchmarks/planning.py tests/benchmarks/reading.py \
