@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ def model_folder(given: str) -> str:
     """
     if not _HUB_NAME.fullmatch(given) or Path(given).exists():
         return given
-    from huggingface_hub import try_to_load_from_cache
+    with suppress(ModuleNotFoundError):  # without the Hub's package there is no cache of it
+        from preshard.schemas.files.hub import cached_folder
 
-    found = try_to_load_from_cache(given, "config.json")
-    if isinstance(found, str):
-        return str(Path(found).parent)
+        if (found := cached_folder(given)) is not None:
+            return found
     get = f"hf download {given} --local-dir {given.rpartition('/')[2]}"
     raise ConfigError(f"model {given}: no such folder, and not in the local cache of the Hub; get it with: {get}")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfFileSystem
+from huggingface_hub import HfFileSystem, try_to_load_from_cache
 from pyarrow import fs
 
 
@@ -27,6 +28,16 @@ class Hub(HfFileSystem):
     def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
         """As there, without reading 5 MB ahead of every range."""
         return super()._open(path, mode, *args, **{"cache_type": "none", **kwargs})
+
+
+def cached_folder(model: str) -> str | None:
+    """The folder of a model in the local cache; None where it is not there.
+
+    Args:
+        model: its name on the Hub.
+    """
+    found = try_to_load_from_cache(model, "config.json")
+    return str(Path(found).parent) if isinstance(found, str) else None
 
 
 def open_hub() -> fs.FileSystem:

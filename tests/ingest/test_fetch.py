@@ -9,6 +9,7 @@ import pytest
 
 from preshard.packer_service.ingest import fetch
 from preshard.packer_service.ingest.fetch import Range, read_range, read_ranges, recent_values
+from preshard.schemas.files.regular import FileRefusedError
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_a_file_that_is_gone_costs_its_own_ranges(files: dict[str, bytes], tmp_p
 def test_what_fails_is_no_missing_file(files: dict[str, bytes], tmp_path: Path) -> None:
     """Fails when an outage is taken for a shard that is gone, and documents are rejected for it."""
     (tmp_path / "folder.tar").mkdir()
-    with pytest.raises(OSError, match=r"folder\.tar"):
+    with pytest.raises(FileRefusedError, match=r"folder\.tar: is a folder, not a file"):
         read_ranges([Range(next(iter(files)), 0, 5), Range(str(tmp_path / "folder.tar"), 0, 5)])
 
 

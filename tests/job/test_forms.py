@@ -247,4 +247,4 @@ def test_every_form_in_every_container(written: Path, progress: Any) -> None:
     assert len(found) == COPIES * len(MADE)
     manifest = decode_manifest((dataset / "manifest.json").read_bytes(), "manifest.json")
     assert manifest.unused_columns == {"origin": len(MADE)}
-    assert manifest.unread_files == {"*.png": len(NAMES) * (1 + len(FORMS))}
+    assert manifest.unread_files == {}  # the pictures are those that rows name

@@ -14,13 +14,14 @@ HUB = "preshard.schemas.files.hub"
 """What hf:// asks for, and names the package of where it is missing."""
 
 COMMANDS = {
-    "": [HUB],
+    "": [HUB, "transformers"],  # whose models alone make to_varlen ask for it
     "serve": [
         HUB,
         "preshard.packer_service.publish",
         "preshard.packer_service.api.pack",
         "preshard.packer_service.demo",
         "preshard.packer_service.job",
+        "preshard.packer_service.runtime.nodes",
         "preshard.packer_service.runtime.ray",
     ],
     "pack": ["preshard.packer_service.http", "preshard.packer_service.demo"],
@@ -43,11 +44,12 @@ def imported(parts: Sequence[str], without: Sequence[str]) -> set[str]:
 
     Args:
         parts: packages of ours, each with all that is below it.
-        without: packages at which to stop.
+        without: packages at which to stop, of ours or not.
     """
     graph = import_graph()
     reached: set[str] = set()
-    excluded = {module for part in without for module in {part, *graph.find_descendants(part)}}
+    ours = [part for part in without if not graph.is_module_squashed(part)]
+    excluded = {*without, *(module for part in ours for module in graph.find_descendants(part))}
     waiting = {module for part in parts for module in {part, *graph.find_descendants(part)}} - excluded
     while waiting:
         module = waiting.pop()

@@ -26,7 +26,7 @@ from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, kind_of, o
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.files.filesystem import join, locate
-from preshard.schemas.files.regular import open_regular
+from preshard.schemas.files.regular import FileRefusedError, open_regular
 from preshard.schemas.header import decode_head, read_member, stored_checksum
 from preshard.schemas.manifest import SHARDS, ManifestHead, TableEntry
 from preshard.schemas.tables import DOCUMENTS, documents_schema, open_table
@@ -74,6 +74,8 @@ class StoredTable:
                 sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         except FileNotFoundError:
             raise ConfigError(f"SOURCE {label}: {entry.name} is missing; put the file back") from None
+        except FileRefusedError as error:
+            raise ConfigError(f"SOURCE {label}: {error}") from None
         if sha256 != entry.sha256:
             raise ConfigError(f"SOURCE {label}: {entry.name} is damaged (its SHA-256 is another than stored)")
         if entry.name == ANNOTATIONS:

@@ -78,7 +78,7 @@ def test_what_cannot_be_opened_is_missing_and_names_no_place(tmp_path: Path, uri
     with pytest.raises(DocumentError, match=reason) as caught, open_media(image(uri), MediaReach.of(str(tmp_path))):
         pass
     assert caught.value.code == "missing_media"
-    assert str(caught.value).startswith(f"{uri}: ")
+    assert str(caught.value).startswith(uri.replace("\0", "\\x00") + ": ")
     assert str(tmp_path) not in str(caught.value)
 
 
