@@ -18,6 +18,7 @@ from PIL import Image
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.ingest.source.look import ROWS
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -28,6 +29,8 @@ SETTINGS = [
     *("seq_len=1024", "vision.image_size=28", "vision.pool_size=2", "layouts=[contiguous]"),
     *("cp_sizes=[1]", "ring_degrees=[1]", "max_images=16"),
 ]
+PLAIN = [b'{"text": "Of a form."}'] * ROWS
+"""The rows that are looked at before the work begins, when media in a column that nobody reads end the command."""
 
 
 def packed(folder: Path, progress: Any, *settings: str) -> tuple[int, Counter[str]]:
@@ -46,7 +49,7 @@ def packed(folder: Path, progress: Any, *settings: str) -> tuple[int, Counter[st
 def test_every_line_is_packed_or_rejected(tmp_path: Path, progress: Any) -> None:
     """Fails when a row with any type in any field of any form ends the job, or disappears without a trace."""
     # lines that are not rows, or barely, and rows of which half are wrong somewhere
-    source, lines = tmp_path / "source", [*broken_lines(), *drawn_lines(800, seed=11)]
+    source, lines = tmp_path / "source", [*broken_lines(), *PLAIN, *drawn_lines(800, seed=11)]
     source.mkdir()
     Image.new("RGB", (40, 30), "olive").save(source / "0.png")
     (source / "rows.jsonl").write_bytes(b"\n".join(lines))
@@ -61,7 +64,7 @@ def test_every_line_is_packed_or_rejected(tmp_path: Path, progress: Any) -> None
 def test_a_row_is_measured_the_same_twice(tmp_path_factory: pytest.TempPathFactory, rng: Any, trouble: float) -> None:
     """Fails when some row raises an unforeseen error; hypothesis then shows the smallest such row."""
     grammar = RowGrammar(rng, trouble)
-    rows = [{"text": "Of a form."}, *(grammar.row() for _ in range(4))]
+    rows = [*map(json.loads, PLAIN), *(grammar.row() for _ in range(4))]
     path = tmp_path_factory.mktemp("rows") / "f.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     [fragment] = list_fragments(list_sources([str(path)]).files)

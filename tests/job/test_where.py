@@ -221,6 +221,44 @@ def test_the_answer_is_that_of_duckdb_on_the_file(typed: dict[str, Path], kind: 
     assert kept_rows(typed[kind], where) == expected
 
 
+ODD = {
+    "empty lists of a dictionary": pa.ListArray.from_arrays(
+        pa.array([0, 0, 1], pa.int32()), pa.array(["x"]).dictionary_encode()
+    ),
+    "an empty list of lists of a dictionary": pa.ListArray.from_arrays(
+        pa.array([0, 1, 2], pa.int32()),
+        pa.ListArray.from_arrays(pa.array([0, 0, 1], pa.int32()), pa.array(["x"]).dictionary_encode()),
+    ),
+    "a map of decimals of 256 bits": pa.MapArray.from_arrays(
+        pa.array([0, 0, 1], pa.int32()), pa.array(["x"]), pa.array([1], pa.decimal256(50, 3))
+    ),
+    "dictionaries beside maps of nulls": pa.StructArray.from_arrays(
+        [
+            pa.array(["x", "y", "x"]).dictionary_encode(),
+            pa.MapArray.from_arrays(pa.array([0, 2, 3, 4], pa.int32()), pa.array(list("abcd")), pa.nulls(4)),
+        ],
+        ["a", "b"],
+    )[1:],
+    "pairs of numbers of 16 bits": pa.FixedSizeListArray.from_arrays(pa.array([0, 0, 1, 1], pa.float16()), 2),
+}
+
+
+@pytest.mark.parametrize("values", ODD.values(), ids=ODD.keys())
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_type_that_duckdb_does_not_take_from_arrow_is_asked_about(
+    tmp_path: Path, values: pa.Array, kind: str
+) -> None:
+    """Fails when rows become rejects, or the command ends, for a type that DuckDB reads in the file itself."""
+    path, table = tmp_path / f"f.{kind}", pa.table({"id": ["a", "b"], "text": ["t", "u"], "odd": values})
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=1)
+    else:
+        with ipc.new_file(str(path), table.schema) as out:
+            out.write_table(table, max_chunksize=1)
+    assert kept_rows(path, "len(odd::VARCHAR) > 0 AND id = 'a'") == {"a"}
+    assert kept_rows(path, "odd IS NOT NULL") == {"a", "b"}
+
+
 @pytest.mark.parametrize("name", ["t.jsonl", "t.csv"])
 def test_a_number_of_another_kind_than_those_before_is_compared_as_it_is(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,9 @@ def _ranges(file: SourceFile) -> list[tuple[int, int]]:
     step = getattr(SCANNED[file.kind], "FRAGMENT_BYTES", None)
     if file.compression is not None or step is None:
         return [(0, WHOLE)]
-    return [(at, min(at + step, file.size)) for at in range(0, file.size, step)]
+    return [
+        (at, min(at + step, file.size)) for at in range(0, max(file.size, 1), step)
+    ]  # an empty file may be a reject
 
 
 def read_fragment(fragment: Fragment) -> FragmentRows:

@@ -156,7 +156,8 @@ def _numbered(table: pa.Table) -> pa.Table:
 def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> pa.Table:
     """The columns of a table that an expression may name, in types that DuckDB takes from Arrow.
 
-    The others may have any type. DuckDB has no number of 16 bits, nor decimals of 256: of a file it makes the same.
+    The others may have any type. DuckDB has no number of 16 bits, nor decimals of 256: of a file it makes the same. Nor
+    does it take a batch whose lists of dictionaries are all empty, so dictionaries become their values.
 
     Raises:
         pa.ArrowException: such a type lies inside of one that Arrow does not cast.
@@ -169,19 +170,32 @@ def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> p
     chosen = table.select(list(numbers.values()))
     for number, field in enumerate(chosen.schema):
         if (known := _known_type(field.type)) != field.type:
-            chosen = chosen.set_column(number, field.with_type(known), chosen.column(number).cast(known))
+            # Copied first: DuckDB refuses structs behind an offset, which a cast slice may have.
+            column = chosen.column(number).take(pa.array(range(len(chosen)), pa.int64())).cast(known)
+            chosen = chosen.set_column(number, field.with_type(known), column)
     return chosen
 
 
 def _known_type(kind: pa.DataType) -> pa.DataType:
+    def known(field: pa.Field) -> pa.Field:
+        return field.with_type(_known_type(field.type))
+
     if pa.types.is_float16(kind) or pa.types.is_decimal256(kind):
-        return pa.float32() if pa.types.is_float16(kind) else pa.float64()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_known_type(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_known_type(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_known_type(field.type)) for field in kind])
+        kind = pa.float32() if pa.types.is_float16(kind) else pa.float64()
+    elif pa.types.is_null(kind):
+        kind = pa.int32()  # as in Parquet; Arrow casts a map of nulls to one that is too short
+    elif pa.types.is_dictionary(kind):
+        kind = _known_type(kind.value_type)
+    elif pa.types.is_list(kind):
+        kind = pa.list_(known(kind.value_field))
+    elif pa.types.is_large_list(kind):
+        kind = pa.large_list(known(kind.value_field))
+    elif pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(known(kind.value_field), kind.list_size)
+    elif pa.types.is_map(kind):
+        kind = pa.map_(known(kind.key_field), known(kind.item_field), kind.keys_sorted)
+    elif pa.types.is_struct(kind):
+        kind = pa.struct(map(known, kind))
     return kind
 
 

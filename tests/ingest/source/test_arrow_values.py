@@ -57,6 +57,12 @@ def rows_of(path: Path) -> list[Any]:
         (pa.array([1_672_531_200_500], pa.timestamp("ms", "Europe/Oslo")), "2023-01-01T00:00:00.500Z"),
         (pa.array([1_672_531_200_000_000_001], pa.timestamp("ns")), "2023-01-01T00:00:00.000000001"),
         (pa.array([{"at": 3_600_000}], pa.struct([("at", pa.time32("ms"))])), {"at": "01:00:00"}),
+        (
+            pa.StructArray.from_arrays(
+                [pa.array(["null"], JSON), pa.array([0], pa.time32("s")), pa.nulls(1)], ["a", "b", "c"]
+            ),
+            {"a": None, "b": "00:00:00"},
+        ),
         (pa.array([1_500], pa.duration("ms")), 1.5),
         (
             pa.FixedShapeTensorArray.from_storage(

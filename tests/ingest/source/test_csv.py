@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pandas
 import pytest
 
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment, read_row
@@ -87,8 +88,15 @@ def test_of_columns_of_one_name_the_first_keeps_it(tmp_path: Path) -> None:
     assert [name for name, *_ in described] == ["id", "text", "text_1", "text_2"]
 
 
+def test_a_space_before_a_quote_belongs_to_the_field(tmp_path: Path) -> None:
+    """Fails when text that begins with a space loses it: pandas keeps it, and what it makes of the quotes."""
+    (tmp_path / "f.csv").write_text('id,text\n1, "a"\n2,  "b"\n3," ""c"""\n4, d\n')
+    found = [row["text"] for row in rows_of(tmp_path / "f.csv")]
+    assert found == pandas.read_csv(tmp_path / "f.csv")["text"].tolist() == [' "a"', '  "b"', ' "c"', " d"]
+
+
 @pytest.mark.parametrize(
-    "data", [b"id,text\n", b"id,text", "id,text\n1,a\n".encode("utf-16"), b'id,"text\n', b"\xff\xfe\x00"]
+    "data", [b"", b"id,text\n", b"id,text", "id,text\n1,a\n".encode("utf-16"), b'id,"text\n', b"\xff\xfe\x00"]
 )
 def test_a_file_of_which_nothing_is_read_is_a_reject(tmp_path: Path, data: bytes) -> None:
     """Fails when such a file beside others is gone without a trace."""

@@ -2,6 +2,7 @@
 
 What breaks the rules of quotes is read as DuckDB does, strictly: a reject up to the line where it shows, with another
 code where that may be many rows. A TSV whose quotes do not follow them has none: they are characters as any others.
+A space before a quote makes it one, too, as in RFC 4180, Python and pandas; DuckDB drops one space, but not two.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]
         if offset >= start:
             yield Found(offset, size, _row(header, fields), fields != [])
     if not n_records and start == 0 and not isinstance(header, DocumentError):
-        yield Found(0, header_size, DocumentError("bad_row", "the file has a header and no record"))
+        holds = "has a header and no record" if header_size else "is empty"
+        yield Found(0, header_size, DocumentError("bad_row", f"the file {holds}"))
 
 
 def header_of(opened: Any, file: SourceFile) -> list[str]:
