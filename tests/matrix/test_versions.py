@@ -46,6 +46,7 @@ def test_its_smallest_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     matrix = load_script(REPOSITORY / "tests/matrix/run.py")
     monkeypatch.setattr(matrix, "FOLDER", tmp_path)
     monkeypatch.setenv("WORKERS", "0")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # its pytest is no worker of this one's
     tests = ["tests/trainer/data/test_errors.py"]
     said, good = matrix.run("smallest", Path(sys.executable), tests, "planted_faults or reads_its")
     assert good

@@ -132,7 +132,7 @@ def test_units_out_of_the_order_of_their_documents_are_refused(source: PackedDat
     stored = next(each for each in map(source.pack, range(source.n_packs)) if each.head.units)
     head = stored.head
     other = head.units[0].model_copy(update={"document": head.units[-1].document + 1})
-    with pytest.raises(SampleHeadInvalid, match="order of their documents"):
+    with pytest.raises(SampleHeadInvalid, match="not in the order of the documents"):
         made_again(stored, head.model_copy(update={"units": [other, *head.units[1:]]}))
 
 
@@ -140,7 +140,7 @@ def test_documents_out_of_the_order_of_their_places_are_refused(source: PackedDa
     """Fails when documents of a damaged head are given the groups and annotations of others."""
     stored = next(each for each in map(source.pack, range(source.n_packs)) if len(each.head.documents) > 1)
     turned = stored.head.model_copy(update={"documents": stored.head.documents[::-1]})
-    with pytest.raises(SampleHeadInvalid, match="order of their places"):
+    with pytest.raises(SampleHeadInvalid, match="do not lie one after the other"):
         made_again(stored, turned)
 
 

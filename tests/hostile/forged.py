@@ -1,6 +1,6 @@
 """Mutations of every file of a dataset against everything that opens one: bytes, fields, columns, sizes, links.
 
-    python tests/hostile/datasets.py DATASET [--draws 5000] [--first 0] [--entries ENTRY,...] [--seconds 3600]
+    python tests/hostile/forged.py DATASET [--draws 5000] [--first 0] [--entries ENTRY,...] [--seconds 3600]
 
 Draws are numbered, and each follows from its number: ``--first 17 --draws 1`` makes that of the 17th again. Sizes,
 counts and checksums are repaired for most of them, so that nothing is found by a hash alone. Prints what does not end
