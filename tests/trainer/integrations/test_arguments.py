@@ -235,7 +235,7 @@ class Own(Given):
 def test_a_trainer_of_the_users_own_gets_its_arguments(config: Any, by_name: bool) -> None:
     """Fails when a class between ``OnPacks`` and the trainer that passes on what it is given gets something else."""
     takes = TakesPacks(cp=ContextParallel(), attention="gather", packed=None, forward=lambda *_: None)  # type: ignore[arg-type]
-    model = SimpleNamespace(takes_packs=takes, config=DENSE)
+    model = SimpleNamespace(takes_packs=takes, config=DENSE, get_output_embeddings=lambda: None)
     given = {"model": model, "args": config, "data_collator": None, "train_dataset": "packs", "eval_dataset": "others"}
     kind: Any = type("PackTrainer", (OnPacks, Own), {})
     made = kind(**given, extra=3) if by_name else kind(*given.values(), extra=3)
