@@ -223,6 +223,10 @@ class Given:
         assert data_collator is None
         self.model, self.args, self.named = model, args, named
         self.accelerator = SimpleNamespace(state=SimpleNamespace())
+        self.callbacks: list[Any] = []
+
+    def add_callback(self, callback: Any) -> None:
+        self.callbacks.append(callback)
 
 
 class Own(Given):
