@@ -18,7 +18,7 @@ _BOXES = {
     b"avis": "AVIF",
     b"crx ": "a raw photograph (CR3)",
 }
-"""By the brand of a file of boxes (ISO/IEC 14496-12): what is no video."""
+"""Formats other than video, by the brand of a file of boxes (ISO/IEC 14496-12)."""
 
 _TO_JPEG = "convert it to JPEG"
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (

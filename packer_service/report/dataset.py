@@ -18,7 +18,7 @@ from preshard.packer_service.report.records import (
     StoredFigures,
     Thinned,
 )
-from preshard.packer_service.report.run import RunFacts, read_run
+from preshard.packer_service.report.run import JobFacts, read_run
 from preshard.packer_service.report.stored import read_figures
 from preshard.packer_service.report.tables import read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder, require_answer
@@ -170,7 +170,7 @@ def dataset_thinned(folder: Folder) -> Thinned | None:
     return read_run(folder).thinned
 
 
-def mixture_of(run: RunFacts, sources: Sequence[SourceTotals], config: PackConfig, left_out: int) -> Mixture:
+def mixture_of(run: JobFacts, sources: Sequence[SourceTotals], config: PackConfig, left_out: int) -> Mixture:
     """What the job wrote of its mixture; without that, what can be seen in the documents.
 
     Args:

@@ -17,7 +17,7 @@ from preshard.schemas.manifest import LARGEST_RUN, RUN
 T = TypeVar("T", bound=BaseModel)
 
 
-class RunFacts(Figures):
+class JobFacts(Figures):
     """The whole file.
 
     Attributes:
@@ -72,22 +72,22 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"holds {constant}, which is no number of JSON")
 
 
-def decode_run(data: bytes) -> RunFacts:
+def decode_run(data: bytes) -> JobFacts:
     """The facts in a file; with nothing but its ``fault`` where it is not one that packing wrote."""
     try:
-        found = decode_strictly(RunFacts, data)
+        found = decode_strictly(JobFacts, data)
         if found.fault is not None:
             raise ValueError("fault: unknown key")
     except ValueError as error:
-        return RunFacts(fault=f"{RUN} is damaged, so the job's times are not known ({error})")
+        return JobFacts(fault=f"{RUN} is damaged, so the job's times are not known ({error})")
     return found
 
 
-def read_run(folder: Folder) -> RunFacts:
+def read_run(folder: Folder) -> JobFacts:
     """The facts of a dataset, none where it has no such file; with ``fault`` where they cannot be read."""
     try:
         return decode_run(folder.read(RUN, LARGEST_RUN))
     except FileNotFoundError:
-        return RunFacts()
+        return JobFacts()
     except (FileRefusedError, ConfigError, OSError) as error:
-        return RunFacts(fault=f"{RUN} cannot be read, so the job's times are not known ({error})")
+        return JobFacts(fault=f"{RUN} cannot be read, so the job's times are not known ({error})")

@@ -121,7 +121,7 @@ class Folder:
     def links_outside(self) -> dict[str, str]:
         """Files and folders below the folder that are links out of it, by their paths from here, and where they lead.
 
-        Links into the blobs of a Hugging Face cache that the folder is a snapshot in are none.
+        Links into the blobs of the Hugging Face cache that holds this snapshot do not count.
         """
         if not self.is_local:
             return {}

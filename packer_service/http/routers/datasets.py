@@ -10,7 +10,7 @@ from preshard.packer_service.http.parameters import Paged
 from preshard.packer_service.http.service import DatasetRoute, service_of
 from preshard.packer_service.report.compare import ComparedSide, compared_side
 from preshard.packer_service.report.dataset import mixture_of, warnings_of
-from preshard.packer_service.report.run import RunFacts
+from preshard.packer_service.report.run import JobFacts
 
 listed = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 router = APIRouter(prefix="/v1/datasets/{name}", tags=["datasets"], route_class=DatasetRoute)
@@ -36,7 +36,7 @@ def compared_figures(dataset: ServedDataset) -> ComparedSide:
         documents=counts.documents,
         fill=figures,
         losses=figures,
-        shares=mixture_of(RunFacts(), figures.sources, dataset.config, counts.left_out).shares,
+        shares=mixture_of(JobFacts(), figures.sources, dataset.config, counts.left_out).shares,
         balances=figures,
         lengths=figures.lengths,
         configuration=dataset.manifest.config,

@@ -26,7 +26,7 @@ _BEGINNINGS = frozenset(("/9", "iV", "R0", "Uk", "Qk", "SU", "TU", "AA", "UD", "
 """How base64 of a signature begins, in both alphabets, so that few texts have to be decoded."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
 _NOT_A_PATH = 300
-"""Characters without a dot from which a text in the letters of base64 is no path."""
+"""Length from which a text in the letters of base64, without a dot, is not taken for a path."""
 _DATA_URI = re.compile(r"(?i)(?:data:)?([a-z0-9]*)(?:/[\w.+-]*)?((?:;[^;,]*)*),", re.ASCII)
 _PYTHON_BYTES = re.compile(r"b(['\"])(.*)\1", re.DOTALL)
 
@@ -85,7 +85,7 @@ def split_data_uri(text: str) -> tuple[str, list[str], str] | None:
 def holds_media(value: Any) -> bool:
     """Whether a value of a row is an image, video or sound, or names one, as far as the value itself can tell.
 
-    Addresses on the web are none: they say where something is from, and nothing reads them.
+    Addresses on the web do not count: they say where something is from, and nothing reads them.
     """
     if isinstance(value, str):
         return _is_media_text(value)
