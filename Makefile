@@ -1,7 +1,7 @@
 # `make demo` shows what it does and `make test` checks it; each first makes the virtual environment. `make help` lists all.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
-# Cores for the tests. `make test` takes two processes more, of 2 GiB, since tests that start Ray or a browser wait much.
+# Cores for the tests. `make test` takes a process more, of 2 GiB, since tests that start Ray or a browser wait much.
 WORKERS ?= 2
 BIN := .venv/bin
 DEMO := demo
@@ -96,7 +96,7 @@ unit: .venv/installed
 # What takes one process comes first, beside the linters; the tests then take every core.
 test: .venv/installed
 	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target loops types modules chromium contracts ruff
-	@$(BIN)/python -m pytest --quiet --durations=10 -n $$(($(WORKERS) + 2))
+	@$(BIN)/python -m pytest --quiet --durations=10 -n $$(($(WORKERS) + 1))
 
 # What each worker would compile at the same time.
 loops modules: .venv/installed

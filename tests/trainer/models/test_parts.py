@@ -144,6 +144,7 @@ def test_what_trains_gets_the_gradients_of_documents_alone(
         assert any(units == 0 for _, _, seen in answers for units, _, _ in seen), "every rank had a unit in every pack"
 
 
+@pytest.mark.slow  # half a minute; that its gradients are right is shown above
 def test_a_frozen_encoder_takes_no_backward_pass(gloo_pool: Any, folder_of: Callable[..., Path]) -> None:
     """Fails when blocks of a frozen encoder are gathered in the backward pass, when its features' gradients travel, or
     when ranks with and without units exchange different things.
