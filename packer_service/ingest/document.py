@@ -23,8 +23,10 @@ LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 """Of a turn and of a document, where it is not 0: products of the two are far from what float32 cannot hold."""
 
 
-LONGEST_LABEL, SHOWN_CHARACTERS = 400, 60
-"""Most characters of a path that messages repeat, and those of a longer one."""
+SHOWN_CHARACTERS = 60
+"""Most characters of a value or key that a message repeats."""
+LONGEST_LABEL = 400
+"""Most characters of a path that messages repeat whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,14 +100,14 @@ def parse_row(
 
 def _unfilled(document: Document, form: Form) -> str | None:
     """A placeholder of an image or video in a document that shows none; pre-training text may hold what it likes."""
-    texts = [document.text or ""] if form.name == "caption" else []
-    if document.text is None:
-        inside = (part for branch in document.branches for message in branch for part in message.parts)
-        for part in (*document.shared, *document.prompt, *(document.interleaved or ()), *inside):
-            if not isinstance(part, str):
-                return None
-            texts.append(part)
-    return next((mark for text in texts if (mark := unfilled_mark(text)) is not None), None)
+    if document.text is not None:
+        return unfilled_mark(document.text) if form.name == "caption" else None
+    parts = [*document.shared, *document.prompt, *(document.interleaved or ())]
+    for branch in document.branches:
+        for message in branch:
+            parts += message.parts
+    texts = [part for part in parts if isinstance(part, str)]
+    return unfilled_mark("\n".join(texts)) if len(texts) == len(parts) else None
 
 
 def _weighed(document: Document, value: Any) -> Document:

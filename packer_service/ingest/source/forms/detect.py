@@ -10,10 +10,9 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from preshard.packer_service.ingest.document import Document
+from preshard.packer_service.ingest.document import SHOWN_CHARACTERS, Document
 from preshard.packer_service.ingest.source.forms import dialogues, texts, tokens
 from preshard.packer_service.ingest.source.forms.custom import is_custom, parse_by
-from preshard.packer_service.ingest.source.forms.fields import SHOWN_CHARACTERS
 from preshard.packer_service.ingest.source.forms.fill import (
     CLIP_COLUMNS,
     COLUMNS,

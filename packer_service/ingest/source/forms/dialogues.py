@@ -62,7 +62,8 @@ def parse_messages(row: dict[str, Any]) -> Document:
     legal = {"text": (), "annotations": ("media",), "messages": (*MEDIA_COLUMNS, *TEMPLATE_COLUMNS)}[form]
     known = (*ALTERNATIVES, "media", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS)
     stray = [name for name in known if name in row and name != form and name not in legal]
-    stray += [name for name in row if numbered_column(name) and form != "messages"]
+    if form != "messages":
+        stray += [name for name in row if numbered_column(name)]
     if stray == ["media"]:
         bad("media is legal only beside annotations; put a conversation's media into its messages")
     if stray:

@@ -8,11 +8,9 @@ from collections.abc import Collection
 from decimal import Decimal
 from typing import Any, NoReturn
 
+from preshard.packer_service.ingest.document import SHOWN_CHARACTERS
 from preshard.schemas.columns import Kept
 from preshard.schemas.errors import DocumentError
-
-SHOWN_CHARACTERS = 60
-"""Most characters of a value or key that a message repeats."""
 
 
 def bad(message: str) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from preshard.packer_service.ingest.document import Document, Medium, MediumKind, Message, Part
@@ -21,12 +22,13 @@ CLIP_COLUMNS = ("start", "end", "video_start", "video_end")
 """Columns that cut a clip out of the only video of a row."""
 _NUMBERED = re.compile(r"(image|img|video)_?[0-9]{1,3}")
 _NUMBER = re.compile(r"[0-9]+$")
-_MARKED_NUMBER = re.compile(r"<(image|video)[ _]?([0-9]{1,3})>")
-"""How a text names a numbered column, or an entry of a list counted from 1: ``<image 1>``."""
+_MARK = re.compile(r"<(image|video)(?:[ _]?([0-9]{1,3}))?>")
+"""A placeholder; with a number it names a numbered column, or an entry of a list counted from 1: ``<image 1>``."""
 OF_A_PLACE = ("start", "end", "fps", "max_frames", "min_pixels", "max_pixels")
 """What a part without a file may say of the one that it shows."""
 
 
+@lru_cache(maxsize=4096)
 def numbered_column(name: str) -> MediumKind | None:
     """The kind of a column of one of several images or videos, as ``image_1`` is; None of any other."""
     found = _NUMBERED.fullmatch(name)
@@ -41,9 +43,6 @@ def unfilled_mark(text: str) -> str | None:
         return None
     found = _MARK.search(text)
     return found.group() if found is not None else None
-
-
-_MARK = re.compile(r"<(?:image|video)(?:[ _]?[0-9]{1,3})?>")
 
 
 @dataclass(kw_only=True)
@@ -88,7 +87,7 @@ class Supply:
         marks = {PLACEHOLDERS[kind]: Medium(kind=kind) for kind in columns}
         if "video" in columns and "image" not in columns and not any(_is_place(part) for part in parts):
             marks[PLACEHOLDERS["image"]] = Medium(kind="video")
-        for mark, named, number in _numbers_in(parts):
+        for mark, named, number in _numbers_in(parts) if columns else ():
             if named in columns and number not in numbers[named]:
                 bad(f"a text has {mark}, and {columns[named]} holds no {named} of that number")
             if named in columns:
@@ -151,8 +150,9 @@ class Supply:
         filled = []
         for i, message in enumerate(messages):
             parts = self.into(message.parts, f"{where}[{i}].content")
-            shows = any(isinstance(part, Medium) for part in parts)
-            filled.append(replace(message, parts=parts, content_is_list=message.content_is_list or shows))
+            is_list = message.content_is_list or any(isinstance(part, Medium) for part in parts)
+            is_same = is_list == message.content_is_list and parts == message.parts  # as most turns are
+            filled.append(message if is_same else replace(message, parts=parts, content_is_list=is_list))
         return tuple(filled)
 
 
@@ -183,9 +183,10 @@ def _numbers_in(parts: Sequence[Part]) -> Iterator[tuple[str, MediumKind, int]]:
     """The placeholders with a number in texts: each, its kind and number."""
     for part in parts:
         if isinstance(part, str) and ("<image" in part or "<video" in part):
-            for found in _MARKED_NUMBER.finditer(part):
+            for found in _MARK.finditer(part):
                 kind: MediumKind = "video" if found.group(1) == "video" else "image"
-                yield found.group(), kind, int(found.group(2))
+                if (number := found.group(2)) is not None:
+                    yield found.group(), kind, int(number)
 
 
 def _is_count(value: Any, name: str) -> bool:

@@ -71,7 +71,9 @@ def overlooked(
     """
     given = tuple(columns.items())
     if row is not None:
-        left = (name for name in left_columns(form.name, given) if name not in named_by_user)
+        left = [name for name in left_columns(form.name, given) if name not in named_by_user]
+        if not left:
+            return None
         closer = {name: kind for name in left if (kind := closer_kind(name, row)) is not None}
         given = tuple({**columns, **closer}.items()) if closer else given
     return _overlooked(form.name, given, frozenset(named_by_user))
