@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from preshard.packer_service.report.figures import FIGURES
 from preshard.schemas.config import PackConfig
-from preshard.trainer.config import TrainConfig, option
+from preshard.trainer.core.config import TrainConfig, option
 
 BEGIN, END = "<!-- configuration -->", "<!-- end of configuration -->"
 

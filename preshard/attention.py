@@ -5,8 +5,8 @@ from preshard.trainer.attention import KINDS, Attend, MaskTensors, bind, check_h
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.listed import TileLister
-from preshard.trainer.distributed.mesh import ContextParallel, build_mesh
-from preshard.trainer.distributed.tokens import gather_tokens, slice_tokens
+from preshard.trainer.attention.tokens import gather_tokens, slice_tokens
+from preshard.trainer.core.mesh import ContextParallel, build_mesh
 
 __all__ = [
     "KINDS",

@@ -18,18 +18,18 @@ from preshard.schemas.errors import ConfigError, PreshardError
 with needed("trainer", "training", "train"):
     import click
 
-    from preshard.trainer.config import TrainConfig, make_config, option
+    from preshard.trainer.core.config import TrainConfig, make_config, option
 
 import torch.distributed as dist
 
 from preshard.schemas.files.secrets import shown
-from preshard.trainer.distributed.checkpoint import find_damaged, find_unshared
-from preshard.trainer.distributed.processes import Processes, first_difference, first_problem, joined, start_processes
-from preshard.trainer.dry_run.report import describe
-from preshard.trainer.dry_run.run import dry_run
-from preshard.trainer.loop import run
-from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles, WandbRun
-from preshard.trainer.setup import Job, make_mesh, prepare
+from preshard.trainer.core.checkpoint import find_damaged, find_unshared
+from preshard.trainer.core.loop import run
+from preshard.trainer.core.metrics import MetricsFile, StepFigures, TensorBoardFiles, WandbRun
+from preshard.trainer.core.processes import Processes, first_difference, first_problem, joined, start_processes
+from preshard.trainer.core.setup import Job, make_mesh, prepare
+from preshard.trainer.extra.dry_run.report import describe
+from preshard.trainer.extra.dry_run.run import dry_run
 
 T = TypeVar("T")
 

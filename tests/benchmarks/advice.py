@@ -52,7 +52,7 @@ from preshard.packer_service.report.advice.question import AdviceQuestion, make_
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.model.dimensions import ModelDimensions  # noqa: E402
 from preshard.trainer.attention.kernels import kernel_for  # noqa: E402
-from preshard.trainer.distributed.mesh import ContextParallel  # noqa: E402
+from preshard.trainer.core.mesh import ContextParallel  # noqa: E402
 
 PACKS = 2
 

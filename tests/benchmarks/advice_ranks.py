@@ -24,7 +24,7 @@ from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.layout import TILE, rank_positions  # noqa: E402
 from preshard.trainer.attention import MaskTensors, bind  # noqa: E402
 from preshard.trainer.attention.kernels.whole import Whole  # noqa: E402
-from preshard.trainer.distributed.mesh import build_mesh  # noqa: E402
+from preshard.trainer.core.mesh import build_mesh  # noqa: E402
 from preshard.trainer.models.loss import loss_sum  # noqa: E402
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 128, 1, 4, 2, 64, 2048

@@ -34,7 +34,7 @@ from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, rank_positions, 
 from preshard.schemas.sequence import MaskArrays, dense_mask
 from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.gather import plan_exchange
-from preshard.trainer.distributed.mesh import ContextParallel, build_mesh
+from preshard.trainer.core.mesh import ContextParallel, build_mesh
 
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 64
 CALLS: list[tuple[str, str, dict[str, Any]]] = [

@@ -39,7 +39,7 @@ from triton.compiler import ASTSource
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.kernels.flex import Flex, compiled_attention
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.dry_run.guard import cuda_in_autograd
+from preshard.trainer.extra.dry_run.guard import cuda_in_autograd
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LENGTHS = {True: 1024, False: 1000}

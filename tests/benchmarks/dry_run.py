@@ -29,9 +29,9 @@ from preshard.packer_service.report.advice.estimate.outside import GATHERED, OWN
 from preshard.packer_service.report.advice.estimate.split import Saving  # noqa: E402
 from preshard.packer_service.report.advice.model import folder_sizes  # noqa: E402
 from preshard.packer_service.report.advice.question import make_question  # noqa: E402
-from preshard.trainer.config import TrainConfig  # noqa: E402
-from preshard.trainer.dry_run.run import DryRun, dry_run  # noqa: E402
-from preshard.trainer.fit import GIB  # noqa: E402
+from preshard.trainer.core.config import TrainConfig  # noqa: E402
+from preshard.trainer.extra.dry_run.run import DryRun, dry_run  # noqa: E402
+from preshard.trainer.extra.memory_check import GIB  # noqa: E402
 
 QWEN = {
     "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,

@@ -26,9 +26,9 @@ import preshard  # noqa: E402
 from preshard.packer_service.demo.model import write_model_folder  # noqa: E402
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions  # noqa: E402
 from preshard.schemas.model.memory import USABLE  # noqa: E402
-from preshard.trainer.config import TrainConfig  # noqa: E402
-from preshard.trainer.dry_run.run import dry_run  # noqa: E402
-from preshard.trainer.fit import FitEstimate, Fitting, Packs  # noqa: E402
+from preshard.trainer.core.config import TrainConfig  # noqa: E402
+from preshard.trainer.extra.dry_run.run import dry_run  # noqa: E402
+from preshard.trainer.extra.memory_check import FitEstimate, Fitting, Packs  # noqa: E402
 from tests.support.indexed_files import write_indexed  # noqa: E402
 
 BIG = {**TEXT, "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600}

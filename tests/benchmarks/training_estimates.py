@@ -19,8 +19,8 @@ from machine import hardware  # noqa: E402
 from preshard.schemas.model.dimensions import model_dimensions  # noqa: E402
 from preshard.schemas.model.encoder import VisionEncoder  # noqa: E402
 from preshard.schemas.model.memory import RECOMPUTE  # noqa: E402
-from preshard.trainer.config import TrainConfig  # noqa: E402
-from preshard.trainer.fit import GIB, Fitting, Packs  # noqa: E402
+from preshard.trainer.core.config import TrainConfig  # noqa: E402
+from preshard.trainer.extra.memory_check import GIB, Fitting, Packs  # noqa: E402
 
 H100 = 85_045_936_128
 """What CUDA says of an H100 of 80 GB."""

@@ -29,7 +29,7 @@ from preshard.trainer.attention.gather import plan_gather
 from preshard.trainer.attention.kernels.flex import Flex
 from preshard.trainer.attention.ring import plan_ring
 from preshard.trainer.attention.tiles import count_occupied, list_tiles
-from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.core.mesh import ContextParallel
 
 MIXTURES = ("many-short-documents", "long-videos", "one-long-text", "annotated")
 SCHEMES = ("zigzag", "contiguous", "balanced_gather", "balanced_ring")

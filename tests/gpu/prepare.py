@@ -33,7 +33,7 @@ from preshard.packer_service.runtime.progress import NoProgress
 from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import SCHEMES
 from preshard.schemas.model.families import FAMILIES
-from preshard.trainer.dry_run.run import dry_run
+from preshard.trainer.extra.dry_run.run import dry_run
 
 LENGTHS, DEGREES = (36_864, 131_072), (8, 16)
 REHEARSED = ("qwen3", "qwen3_vl")

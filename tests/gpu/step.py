@@ -26,13 +26,13 @@ from common import Given, Table
 from echo import start_echo
 from torch.distributed.tensor import DTensor
 
-from preshard.trainer.config import TrainConfig
-from preshard.trainer.distributed.processes import let_segments_grow
-from preshard.trainer.loop import add_gradients, build_model, read_batches
-from preshard.trainer.metrics import StepWork
+from preshard.trainer.core.config import TrainConfig
+from preshard.trainer.core.loop import add_gradients, build_model, read_batches
+from preshard.trainer.core.metrics import StepWork
+from preshard.trainer.core.processes import let_segments_grow
+from preshard.trainer.core.setup import make_mesh, prepare
+from preshard.trainer.core.step import Totals, apply_gradients, join_totals, make_optimizer
 from preshard.trainer.models.interface import unwrap
-from preshard.trainer.setup import make_mesh, prepare
-from preshard.trainer.step import Totals, apply_gradients, join_totals, make_optimizer
 
 GIB = 2**30
 CASES: dict[str, dict[str, Any]] = {

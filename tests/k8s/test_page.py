@@ -18,7 +18,7 @@ from references import SECRETS
 from scripts import load_script
 from torch.distributed.run import get_args_parser
 
-from preshard.trainer.config import TrainConfig
+from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.train import cli as train_cli
 
 Rendered = Callable[[str], list[Object]]

@@ -21,7 +21,7 @@ from preshard.packer_service.report.advice.estimate.split import Saving, SplitCh
 from preshard.packer_service.report.advice.question import make_question
 from preshard.schemas.config import PackConfig
 from preshard.schemas.sequence import MaskArrays
-from preshard.trainer.config import TrainConfig
+from preshard.trainer.core.config import TrainConfig
 
 SEQ_LEN = 2048
 CONFIG = PackConfig(seq_len=SEQ_LEN, ring_degrees=(1, 8), cp_sizes=(1,))

@@ -33,9 +33,9 @@ import torch
 import torch._dynamo  # what the first optimizer step of each rank would import
 import torch.distributed as dist
 
-import preshard.trainer.loop
-import preshard.trainer.setup  # noqa: F401 (what most ranks import)
-from preshard.trainer.distributed.mesh import Mesh, build_mesh
+import preshard.trainer.core.loop
+import preshard.trainer.core.setup  # noqa: F401 (what most ranks import)
+from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.models.interface import register_attention
 
 MODELS = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from preshard.trainer.attention.listed import TileLister
-from preshard.trainer.config import make_config
+from preshard.trainer.core.config import make_config
+from preshard.trainer.core.loop import run
+from preshard.trainer.core.mesh import CpFsdp, Mesh, build_mesh
+from preshard.trainer.core.metrics import StepFigures
+from preshard.trainer.core.setup import prepare
+from preshard.trainer.core.sharding import shard_model
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.distributed.mesh import CpFsdp, Mesh, build_mesh
-from preshard.trainer.distributed.sharding import shard_model
-from preshard.trainer.loop import run
-from preshard.trainer.metrics import StepFigures
+from preshard.trainer.extra.parts import Parts, end_backward_at_decoder
+from preshard.trainer.extra.saving import save_memory
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.load import Weights, load_sharded
-from preshard.trainer.models.memory import save_memory
-from preshard.trainer.models.parts import Parts, end_backward_at_decoder
-from preshard.trainer.setup import prepare
 
 NO_PARTS = Parts()
 

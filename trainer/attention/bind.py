@@ -25,7 +25,7 @@ from preshard.trainer.attention.kernels import Kernel, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.attention.ring import plan_ring, ring_attention
-from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.core.mesh import ContextParallel
 
 Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
 

@@ -31,8 +31,8 @@ from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype, identity
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
+from preshard.trainer.core.mesh import ContextParallel, all_gather_single
 from preshard.trainer.device import to_device
-from preshard.trainer.distributed.mesh import ContextParallel, all_gather_single
 
 Exchange = Literal["all", "needed"]
 

@@ -18,8 +18,8 @@ from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.mask import Groups, MaskTensors, count_layers
 from preshard.trainer.attention.tiles import TileList, Tiles, count_occupied, list_for
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.distributed.mesh import ContextParallel
 
 NO_GROUP = cast("dist.ProcessGroup", "a group that a worker does not have")
 """Stands for the ring's group where nothing is sent, as a ring without a group has one rank."""

@@ -25,7 +25,7 @@ from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import add_sinks, own_sinks, sinks_gradient
-from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.core.mesh import ContextParallel
 
 # Keys and gradients travel between the same two ranks at the same time.
 _KV_TAG, _GRADIENT_TAG = 1, 2

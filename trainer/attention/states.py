@@ -33,8 +33,8 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.heads import exchange_for_heads, gather_heads
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.device import to_device
-from preshard.trainer.distributed.mesh import ContextParallel
 
 Rule = Callable[..., tuple[Tensor, Tensor | None]]
 """The gated delta rule as ``transformers`` and ``fla`` call it: values and the last state of q, k, v, g and beta."""

@@ -26,10 +26,10 @@ from preshard.schemas.sequence import IGNORE_INDEX
 from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
 from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
-from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.integrations.torchtitan_model import NoTokenizer, loss_of_packs, take_attention
 
 

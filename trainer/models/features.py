@@ -26,9 +26,9 @@ from torch.autograd.function import once_differentiable
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.core.mesh import ContextParallel, all_gather_single
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import to_device
-from preshard.trainer.distributed.mesh import ContextParallel, all_gather_single
 
 Way = Literal["route", "gather"]
 WAYS: tuple[Way, ...] = get_args(Way)

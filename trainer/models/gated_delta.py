@@ -34,7 +34,7 @@ from preshard.trainer.attention.states import (
     to_heads,
     to_tokens,
 )
-from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.models.compiled import Sealed
 
 Projected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -81,7 +81,7 @@ def load_sharded(
         seed: of random weights.
         device: where parameters and buffers will lie.
         on_host: parameters lie in the host's memory, as
-            :func:`~preshard.trainer.distributed.sharding.shard_model` was told.
+            :func:`~preshard.trainer.core.sharding.shard_model` was told.
 
     Raises:
         ConfigError: see :func:`load_model`; or there are adapters other than those of ``peft.LoraConfig``.

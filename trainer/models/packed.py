@@ -17,9 +17,9 @@ from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.attention.mask import Groups, count_layers
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import compute_device, to_device
-from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
 from preshard.trainer.models.adapters import LENDS, check_adapters, check_order
 from preshard.trainer.models.compiled import Sealed

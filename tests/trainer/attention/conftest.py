@@ -18,7 +18,7 @@ from torch import Tensor
 from preshard.schemas.layout import TokenLayout, rank_positions
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import MaskTensors, bind, reference_attention
-from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.core.mesh import ContextParallel, Mesh
 
 sys.path.insert(0, str(Path(__file__).parent))  # for dense_kernel.py
 

@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed; make test-matrix has it in the environment triton-3.9.0")
 
-from preshard.trainer.dry_run import guard
+from preshard.trainer.extra.dry_run import guard
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(guard.compiler() is None, reason="no C++ compiler to build trainer/dry_run/guard.cpp"),
+    pytest.mark.skipif(guard.compiler() is None, reason="no C++ compiler to build trainer/extra/dry_run/guard.cpp"),
 ]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compiled_kernels.py"

@@ -20,9 +20,9 @@ from preshard.trainer.attention.gather import _NeededExchange
 from preshard.trainer.attention.kept import BlockResults, once
 from preshard.trainer.attention.kernels.flex import Flex, compiled_attention
 from preshard.trainer.attention.ring import _Hop
-from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.extra.saving import all_but_attention, save_memory
 from preshard.trainer.models.interface import PACKED, register_attention
-from preshard.trainer.models.memory import all_but_attention, save_memory
 
 TOKENS = [(0, 0, -1)] * 50 + [(0, 0, 3)] * 12 + [(0, 1, -1)] * 10 + [(-1, 0, -1)] * 8 + [(1, 0, -1)] * 80
 LAYERS = 2

@@ -17,7 +17,7 @@ from preshard.schemas.sequence import dense_mask
 from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.whole import Whole
-from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.core.mesh import ContextParallel, Mesh
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ring", {}),

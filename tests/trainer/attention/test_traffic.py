@@ -13,7 +13,7 @@ import torch.distributed as dist
 from preshard.schemas.layout import slice_positions
 from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.gather import plan_exchange
-from preshard.trainer.distributed.mesh import ALL_GATHER, ContextParallel, Mesh
+from preshard.trainer.core.mesh import ALL_GATHER, ContextParallel, Mesh
 
 
 def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> tuple[int, int]:

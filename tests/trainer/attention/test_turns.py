@@ -29,8 +29,8 @@ from preshard.trainer.attention.kept import BlockResults
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.distributed.mesh import ContextParallel
-from preshard.trainer.models.memory import all_but_attention
+from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.extra.saving import all_but_attention
 
 ROWS = [
     *[(0, 0, -1)] * 30, *[(0, 0, 0)] * 9, *[(0, 0, -1)] * 4, *[(0, 0, 0)] * 5,  # a group in two places

@@ -36,7 +36,7 @@ from preshard.schemas.model.families import FAMILIES, LANGUAGES
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays
 from preshard.trainer.attention import Attend, MaskTensors, bind
 from preshard.trainer.attention.mask import count_layers
-from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.models import load_model
 from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.gated_delta import bind_states

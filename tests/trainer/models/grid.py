@@ -36,7 +36,7 @@ from packed_models import FAMILIES, IMAGE_MODELS, TEXT_MODELS, Right, compare, m
 from packed_ranks import train_on_packs  # noqa: E402
 
 from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
-from preshard.trainer.distributed.mesh import CpFsdp  # noqa: E402
+from preshard.trainer.core.mesh import CpFsdp  # noqa: E402
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")

@@ -31,14 +31,14 @@ from transformers_alone import load_transformers
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.families import FAMILIES
-from preshard.trainer.config import make_config
+from preshard.trainer.core.config import make_config
+from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.metrics import StepWork
+from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals, make_optimizer
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.metrics import StepWork
+from preshard.trainer.extra.parts import count_trains, feature_parameters
 from preshard.trainer.models import load_model
 from preshard.trainer.models.interface import unwrap
-from preshard.trainer.models.parts import count_trains, feature_parameters
-from preshard.trainer.step import LocalTotals, apply_gradients, join_totals, make_optimizer
 
 LENGTHS, VOCABULARY = (12, 28, 8), 96
 
@@ -123,8 +123,8 @@ def write_models(folder: Path, wanted: Sequence[str] = (), **settings: Any) -> d
 
 
 def main(wanted: list[str]) -> None:
-    from preshard.trainer.distributed.mesh import build_mesh
-    from preshard.trainer.distributed.processes import start_processes
+    from preshard.trainer.core.mesh import build_mesh
+    from preshard.trainer.core.processes import start_processes
 
     torch.set_num_threads(1)
     here = start_processes("cpu")

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
-from preshard.trainer import loop
+from preshard.trainer.core import loop
+from preshard.trainer.core.mesh import ContextParallel, Mesh, build_mesh
+from preshard.trainer.core.setup import prepare
+from preshard.trainer.core.sharding import shard_model
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.distributed.mesh import ContextParallel, Mesh, build_mesh
-from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.extra.saving import save_memory
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.compiled import compile_blocks
-from preshard.trainer.models.memory import save_memory
-from preshard.trainer.setup import prepare
 from preshard.trainer.train import cli
 
 pytestmark = pytest.mark.process  # the packs are made by a job

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, rank_positions
+from preshard.trainer.core.mesh import ContextParallel, Mesh
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.distributed.mesh import ContextParallel, Mesh
 from preshard.trainer.models.features import WAYS, bind_features, token_places
 
 HIDDEN = 5

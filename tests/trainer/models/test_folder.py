@@ -18,7 +18,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import Manifest, ModelEntry
 from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.attention.mask import count_layers
-from preshard.trainer.export import check_export
+from preshard.trainer.core.export import check_export
 from preshard.trainer.families import family
 from preshard.trainer.models.folder import check_dataset, check_packed_for, identity, model_sizes, read_model_config
 from preshard.trainer.models.interface import register_attention

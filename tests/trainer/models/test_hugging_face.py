@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models import PackedModel, load_model
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own

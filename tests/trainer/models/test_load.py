@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.distributed.mesh import Mesh
+from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.models import load_model
 from preshard.trainer.models.interface import register_attention
 from preshard.trainer.models.load import Weights

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.export import write_folder
+from preshard.trainer.core.export import write_folder
+from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.models import load_model
 from preshard.trainer.models.folder import check_weights
 

@@ -22,7 +22,7 @@ from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import MaskTensors, bind, heads
 from preshard.trainer.attention.states import list_sequences
-from preshard.trainer.distributed.mesh import ContextParallel
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.gated_delta import bind_states, check_states

@@ -21,14 +21,14 @@ from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex
 from preshard.trainer.attention.listed import NO_GROUP, TileLister
+from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.core.metrics import StepWork
+from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.data.loader import make_loader, prepare
-from preshard.trainer.distributed.mesh import ContextParallel
-from preshard.trainer.metrics import StepWork
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.features import bind_features
 from preshard.trainer.models.load import load_sharded
-from preshard.trainer.step import LocalTotals, apply_gradients, join_totals
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 

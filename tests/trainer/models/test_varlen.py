@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from preshard.trainer.distributed.mesh import ContextParallel, Mesh
+from preshard.trainer.core.mesh import ContextParallel, Mesh
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 

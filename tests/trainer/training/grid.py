@@ -31,11 +31,11 @@ from gloo_pool import GlooPool
 from packed_ranks import mesh_of
 from planted import PLANTS
 
-from preshard.trainer.config import make_config
-from preshard.trainer.distributed.mesh import SHARDING_AXES, CpFsdp, Mesh
-from preshard.trainer.loop import run
-from preshard.trainer.metrics import StepFigures
-from preshard.trainer.setup import prepare
+from preshard.trainer.core.config import make_config
+from preshard.trainer.core.loop import run
+from preshard.trainer.core.mesh import SHARDING_AXES, CpFsdp, Mesh
+from preshard.trainer.core.metrics import StepFigures
+from preshard.trainer.core.setup import prepare
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")

@@ -13,11 +13,11 @@ import pytest
 from packed_ranks import train_job
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.config import make_config
+from preshard.trainer.core.config import make_config
+from preshard.trainer.core.metrics import StepWork
+from preshard.trainer.core.setup import prepare
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.metrics import StepWork
 from preshard.trainer.models import load_model
-from preshard.trainer.setup import prepare
 
 
 @pytest.fixture(scope="module")

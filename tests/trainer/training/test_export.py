@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.core.export import export_checkpoint, export_model, main
+from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.sharding import shard_model
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.distributed.sharding import shard_model
-from preshard.trainer.export import export_checkpoint, export_model, main
 from preshard.trainer.models import PackedModel, load_model
 
 

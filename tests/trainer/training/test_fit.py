@@ -14,10 +14,10 @@ from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import VisionEncoder
 from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.model.memory import Trains
-from preshard.trainer import fit
-from preshard.trainer.config import TrainConfig
+from preshard.trainer.core.config import TrainConfig
+from preshard.trainer.core.setup import prepare
+from preshard.trainer.extra import memory_check as fit
 from preshard.trainer.models.interface import register_attention
-from preshard.trainer.setup import prepare
 
 H100 = 85_045_936_128
 """What CUDA says of an H100 of 80 GB."""

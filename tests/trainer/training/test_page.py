@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pages import DOCS, programs_of
 
-from preshard.trainer.config import TrainConfig
+from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.models import load_model
 from preshard.trainer.train import cli
 

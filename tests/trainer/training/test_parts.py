@@ -14,14 +14,14 @@ from packed_ranks import train_job
 from safetensors.torch import load_file, save_file
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.config import make_config
+from preshard.trainer.core.config import make_config
+from preshard.trainer.core.export import export_checkpoint
+from preshard.trainer.core.metrics import StepFigures, StepWork
+from preshard.trainer.core.setup import prepare
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.export import export_checkpoint
-from preshard.trainer.metrics import StepFigures, StepWork
+from preshard.trainer.extra.parts import Lora, Parts
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import empty_model
-from preshard.trainer.models.parts import Lora, Parts
-from preshard.trainer.setup import prepare
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 

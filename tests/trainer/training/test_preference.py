@@ -15,13 +15,13 @@ from packed_ranks import load_on_a_rank, train_job
 from PIL import Image
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.config import make_config
+from preshard.trainer.core.config import make_config
+from preshard.trainer.core.loop import run
+from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.core.setup import prepare
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.distributed.mesh import ContextParallel, Mesh
-from preshard.trainer.loop import run
+from preshard.trainer.extra.preferences import REWARDS, find_reference, preference_loss
 from preshard.trainer.models import PackedModel, load_model
-from preshard.trainer.preference import REWARDS, find_reference, preference_loss
-from preshard.trainer.setup import prepare
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 

@@ -15,13 +15,13 @@ from packed_ranks import train_job
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.config import make_config
+from preshard.trainer.core.checkpoint import find_checkpoint, read_run_state
+from preshard.trainer.core.config import make_config
+from preshard.trainer.core.loop import whole_steps
+from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.metrics import StepFigures
+from preshard.trainer.core.setup import Job, prepare
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.distributed.checkpoint import find_checkpoint, read_run_state
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.loop import whole_steps
-from preshard.trainer.metrics import StepFigures
-from preshard.trainer.setup import Job, prepare
 
 STEPS, SAVED = 3, 1
 PACKS_PER_STEP = 2

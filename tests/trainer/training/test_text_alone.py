@@ -16,11 +16,11 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
+from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.core.step import Totals, apply_gradients
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.integrations.hugging_face import OnPacks, take_packs
 from preshard.trainer.models import load_model
-from preshard.trainer.step import Totals, apply_gradients
 
 pytestmark = pytest.mark.process
 

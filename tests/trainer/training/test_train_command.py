@@ -28,10 +28,10 @@ from click.testing import CliRunner
 from lessons import given
 
 from preshard.schemas.errors import PreshardError
-from preshard.trainer.config import TrainConfig, make_config, option
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.loop import run
-from preshard.trainer.setup import Job, prepare
+from preshard.trainer.core.config import TrainConfig, make_config, option
+from preshard.trainer.core.loop import run
+from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.setup import Job, prepare
 from preshard.trainer.train import StopRequest, cli, main
 
 

@@ -16,8 +16,8 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify.dataset import verify_dataset
+from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.distributed.mesh import ContextParallel
 from preshard.trainer.models import PackedModel, load_model
 
 WEIGHTS = [(0.5, 1.0), (0.0, 2.5), (0.3, 0.7), (1.0, None), (1e-3, 40.0)]

@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
-from preshard.trainer.dry_run.device import patched
-from preshard.trainer.dry_run.ledger import Ledger, operator_kind
-from preshard.trainer.models import memory
+from preshard.trainer.extra import saving as memory
+from preshard.trainer.extra.dry_run.device import patched
+from preshard.trainer.extra.dry_run.ledger import Ledger, operator_kind
 from preshard.trainer.models.interface import PACKED, decoder_layers, packed_attention, register_attention
 
 MOST_SOURCES = 8

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from preshard.schemas.files.secrets import without_secrets
-from preshard.trainer.distributed.checkpoint import (
+from preshard.trainer.core.checkpoint import (
     RUN,
     find_checkpoint,
     find_damaged,
@@ -30,12 +30,12 @@ from preshard.trainer.distributed.checkpoint import (
     parameter_dtype,
     read_run_state,
 )
-from preshard.trainer.distributed.checksums import CHECKSUMS, first_fault
-from preshard.trainer.distributed.processes import first_problem
+from preshard.trainer.core.checksums import CHECKSUMS, first_fault
+from preshard.trainer.core.processes import first_problem
+from preshard.trainer.extra.parts import Lora
 from preshard.trainer.models.folder import WEIGHTS, identity, one_line, read_model_config
 from preshard.trainer.models.load import GENERATION, empty_model, load_sharded
 from preshard.trainer.models.packed import PackedModel
-from preshard.trainer.models.parts import Lora
 from preshard.trainer.models.quantised import quantisation_of, stored_tensors, weight_files
 
 NOT_COPIED = (*WEIGHTS, "*.index.json", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "config.json")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.metrics import MetricsFile, StepFigures, TensorBoardFiles, WandbRun
+from preshard.trainer.core.metrics import MetricsFile, StepFigures, TensorBoardFiles, WandbRun
 
 STEP = StepFigures(
     step=1,

@@ -13,10 +13,10 @@ from preshard.schemas.files.validation import first_violation
 from preshard.schemas.model.devices import DeviceName
 from preshard.schemas.model.memory import Recompute
 from preshard.trainer.attention.bind import Kind
+from preshard.trainer.core.mesh import CpFsdp
 from preshard.trainer.data.mixture import parse_weighted
-from preshard.trainer.distributed.mesh import CpFsdp
-from preshard.trainer.models.memory import Offload
-from preshard.trainer.models.parts import LANGUAGE, Lora, Parts
+from preshard.trainer.extra.parts import LANGUAGE, Lora, Parts
+from preshard.trainer.extra.saving import Offload
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

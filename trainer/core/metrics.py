@@ -23,9 +23,9 @@ from preshard.schemas.model.families import language_model
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.extra.parts import encoder_trains
 from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.interface import decoder_layers
-from preshard.trainer.models.parts import encoder_trains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class StepFigures:
         epoch: epoch of the packs, from 0.
         packs: ids of the packs, in the order of the epoch.
         tokens_per_second: ``tokens`` by ``step_time``.
-        tflops: work of the step in 10^12 operations per second and process (see :mod:`preshard.trainer.metrics`).
+        tflops: work of the step in 10^12 operations per second and process (see :mod:`preshard.trainer.core.metrics`).
         mfu: ``tflops`` by those that the device can do. None if nobody said how many.
         predicted_work: of each rank, in 10^12 operations.
         compute_times: processor seconds of each rank's forward and backward passes. Empty on CUDA, where
@@ -53,7 +53,7 @@ class StepFigures:
         predicted_imbalance: the largest of ``predicted_work`` by their mean. None if there is no work.
         measured_imbalance: the same of ``compute_times``.
         eval_loss: mean loss on the second dataset, in steps after which it is taken.
-        rewards: with ``--loss dpo`` means over all pairs, by :data:`preshard.trainer.preference.REWARDS`.
+        rewards: with ``--loss dpo`` means over all pairs, by :data:`preshard.trainer.extra.preferences.REWARDS`.
         eval_rewards: the same on the second dataset, in steps after which it is taken.
         eval_stopped: whether a signal cut that short. Files have no such figure.
     """

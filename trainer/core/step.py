@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from preshard.schemas.errors import PreshardError
-from preshard.trainer.config import TrainConfig
+from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import to_device
-from preshard.trainer.preference import REWARDS
+from preshard.trainer.extra.preferences import REWARDS
 
 BETAS = (0.9, 0.95)
 """AdamW's decay rates for the mean of gradients and of their squares."""
@@ -92,7 +92,7 @@ class Totals:
         packs: ids of the packs, in the order of the epoch.
         work: operations of each rank.
         compute_times: processor seconds of each rank's forward and backward passes; empty on CUDA.
-        rewards: sums over pairs, by :data:`preshard.trainer.preference.REWARDS`; zeros without preferences.
+        rewards: sums over pairs, by :data:`preshard.trainer.extra.preferences.REWARDS`; zeros without preferences.
     """
 
     loss_sum: float

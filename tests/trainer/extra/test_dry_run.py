@@ -16,24 +16,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.config import make_config
+from preshard.trainer.core.config import make_config
 from preshard.trainer.data import PackedDataset
-from preshard.trainer.dry_run import guard
-from preshard.trainer.dry_run.device import fake_cuda
-from preshard.trainer.dry_run.ledger import Ledger
-from preshard.trainer.dry_run.report import describe
-from preshard.trainer.dry_run.run import DryRun, _fullest_rank, dry_run
+from preshard.trainer.extra.dry_run import guard
+from preshard.trainer.extra.dry_run.device import fake_cuda
+from preshard.trainer.extra.dry_run.ledger import Ledger
+from preshard.trainer.extra.dry_run.report import describe
+from preshard.trainer.extra.dry_run.run import DryRun, _fullest_rank, dry_run
 from preshard.trainer.models import PackedModel
 from preshard.trainer.models.load import empty_model
 
 pytestmark = [
     pytest.mark.process,  # the packs are made by a job
-    pytest.mark.skipif(guard.compiler() is None, reason="no C++ compiler to build trainer/dry_run/guard.cpp"),
+    pytest.mark.skipif(guard.compiler() is None, reason="no C++ compiler to build trainer/extra/dry_run/guard.cpp"),
 ]
 
 Folders = Callable[[str], Path]
 
-READS_TOTALS = "tolist in trainer/step.py"
+READS_TOTALS = "tolist in trainer/core/step.py"
 """The one place where a step waits: for the sums of all ranks, when its gradients are there."""
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.distributed.checkpoint import (
+from preshard.trainer.core.checkpoint import (
     RUN,
     Checkpoints,
     RunState,
@@ -28,8 +28,8 @@ from preshard.trainer.distributed.checkpoint import (
     load_checkpoint,
     read_run_state,
 )
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.sharding import shard_model
 
 
 def steps_after_a_save(mesh: Mesh, folder: str, learned: bool) -> tuple[set[float], set[float]]:

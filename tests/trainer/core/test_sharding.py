@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from preshard.trainer.distributed.checkpoint import Checkpoints, RunState, load_checkpoint
-from preshard.trainer.distributed.mesh import CpFsdp, Mesh, build_mesh, parameter_ranks
-from preshard.trainer.distributed.sharding import shard_model
+from preshard.trainer.core.checkpoint import Checkpoints, RunState, load_checkpoint
+from preshard.trainer.core.mesh import CpFsdp, Mesh, build_mesh, parameter_ranks
+from preshard.trainer.core.sharding import shard_model
 
 WAYS: tuple[CpFsdp, ...] = get_args(CpFsdp)
 WIDTH = 8

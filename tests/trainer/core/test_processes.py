@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.distributed.mesh import Mesh
-from preshard.trainer.distributed.processes import (
+from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.processes import (
     ALLOCATOR,
     STORE_OF_TORCHRUN,
     AnyRank,
@@ -141,7 +141,7 @@ def _process(store: _Store, rank: int) -> Processes:
 def test_two_that_fail_at_once_say_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when the process that keeps the store ends before another one that fails too could ask who was first."""
     monkeypatch.delenv(STORE_OF_TORCHRUN, raising=False)
-    monkeypatch.setattr("preshard.trainer.distributed.processes.STORE_STAYS_SECONDS", 3600.0)
+    monkeypatch.setattr("preshard.trainer.core.processes.STORE_STAYS_SECONDS", 3600.0)
     store = _Store()
     assert _process(store, 0).fails_first()
     _process(store, 0).leave_store()

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.distributed import mesh
-from preshard.trainer.distributed.mesh import all_gather_single, new_group
+from preshard.trainer.core import mesh
+from preshard.trainer.core.mesh import all_gather_single, new_group
 
 
 def test_a_gather_does_not_warn(alone: None) -> None:

@@ -12,17 +12,17 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.attention import check_heads
 from preshard.trainer.attention.kernels import check_kernel
-from preshard.trainer.config import DTYPES, TrainConfig
+from preshard.trainer.core.checkpoint import RunState, find_checkpoint, read_run_state
+from preshard.trainer.core.config import DTYPES, TrainConfig
+from preshard.trainer.core.export import check_export
+from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.distributed.checkpoint import RunState, find_checkpoint, read_run_state
-from preshard.trainer.distributed.mesh import Mesh, build_mesh
-from preshard.trainer.export import check_export
-from preshard.trainer.fit import FitEstimate, resolve
+from preshard.trainer.extra.memory_check import FitEstimate, resolve
+from preshard.trainer.extra.parts import Parts, count_trains
+from preshard.trainer.extra.saving import check_saving
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
 from preshard.trainer.models.gated_delta import check_states
 from preshard.trainer.models.load import empty_model
-from preshard.trainer.models.memory import check_saving
-from preshard.trainer.models.parts import Parts, count_trains
 
 
 @dataclass(frozen=True, kw_only=True)

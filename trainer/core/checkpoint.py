@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.trainer.distributed.checksums import SummedWriter, first_fault, join_sums
-from preshard.trainer.distributed.processes import first_problem
+from preshard.trainer.core.checksums import SummedWriter, first_fault, join_sums
+from preshard.trainer.core.processes import first_problem
 
 T = TypeVar("T")
 

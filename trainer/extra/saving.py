@@ -5,7 +5,7 @@
 * The MLPs of the language model take the tokens in tiles, so that their wide activations exist for one tile at a time.
 
 What a rank holds of parameters, gradients and AdamW's means is
-:func:`preshard.trainer.distributed.sharding.shard_model`'s to keep on the host.
+:func:`preshard.trainer.core.sharding.shard_model`'s to keep on the host.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch.autograd import set_multithreading_enabled
 from torch.utils.weak import WeakIdKeyDictionary
 
 from preshard.trainer.attention.kernels import flex
-from preshard.trainer.dry_run.guard import cuda_in_autograd
+from preshard.trainer.extra.dry_run.guard import cuda_in_autograd
 
 CAPABILITY = (9, 0)
 """Of an H100, whatever device is asked for: libraries choose their kernels by it."""

@@ -12,26 +12,41 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from preshard.trainer.attention.listed import TileLister
-from preshard.trainer.config import DTYPES, TrainConfig
+from preshard.trainer.core.checkpoint import Checkpoints, load_checkpoint
+from preshard.trainer.core.config import DTYPES, TrainConfig
+from preshard.trainer.core.export import export_model
+from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.core.metrics import StepFigures, StepWork, imbalance, profiled
+from preshard.trainer.core.processes import StoppedError
+from preshard.trainer.core.setup import Job, open_dataset
+from preshard.trainer.core.sharding import shard_model
+from preshard.trainer.core.step import (
+    LocalTotals,
+    Totals,
+    apply_gradients,
+    join_totals,
+    learning_rate,
+    make_optimizer,
+    take,
+)
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
-from preshard.trainer.distributed.checkpoint import Checkpoints, load_checkpoint
-from preshard.trainer.distributed.mesh import ContextParallel, Mesh
-from preshard.trainer.distributed.processes import StoppedError
-from preshard.trainer.distributed.sharding import shard_model
-from preshard.trainer.export import export_model
-from preshard.trainer.metrics import StepFigures, StepWork, imbalance, profiled
+from preshard.trainer.extra.parts import end_backward_at_decoder, feature_parameters
+from preshard.trainer.extra.preferences import (
+    BETA,
+    Reference,
+    deal_packs,
+    find_reference,
+    mean_rewards,
+    preference_loss,
+)
+from preshard.trainer.extra.saving import inputs_wait, save_memory, state_on_host
 from preshard.trainer.models import PackedModel
 from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import Weights, load_sharded
-from preshard.trainer.models.memory import inputs_wait, save_memory, state_on_host
 from preshard.trainer.models.noise import evaluating, seed_noise, train_without_noise
-from preshard.trainer.models.parts import end_backward_at_decoder, feature_parameters
-from preshard.trainer.preference import BETA, Reference, deal_packs, find_reference, mean_rewards, preference_loss
-from preshard.trainer.setup import Job, open_dataset
-from preshard.trainer.step import LocalTotals, Totals, apply_gradients, join_totals, learning_rate, make_optimizer, take
 
 
 def run(

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.models import memory
-from preshard.trainer.models.memory import OnHost, save_memory
+from preshard.trainer.extra import saving as memory
+from preshard.trainer.extra.saving import OnHost, save_memory
 
 TOKENS = 600
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -18,7 +18,7 @@ def shard_model(
 
     Every rank's loss is a sum over its own tokens, so the gradient of the whole is the sum over all ranks, those of a
     context-parallel group and the data-parallel ones alike. FSDP would average; here nothing is divided until the
-    weights of all tokens are known (:mod:`preshard.trainer.step`). A plain sum is also the only reduction of gloo.
+    weights of all tokens are known (:mod:`preshard.trainer.core.step`). A plain sum is also the only reduction of gloo.
 
     Args:
         model: on the CPU, the same on all ranks; moves to the mesh's device.

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention.tokens import gather_tokens
+from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.core.processes import AnyRank, StoppedError
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.device import to_device
-from preshard.trainer.distributed.mesh import ContextParallel, Mesh
-from preshard.trainer.distributed.processes import AnyRank, StoppedError
-from preshard.trainer.distributed.tokens import gather_tokens
 from preshard.trainer.models import PackedModel
 from preshard.trainer.models.noise import evaluating
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from preshard.schemas.model.memory import USABLE
-from preshard.trainer.dry_run.run import DryRun
-from preshard.trainer.fit import GIB
+from preshard.trainer.extra.dry_run.run import DryRun
+from preshard.trainer.extra.memory_check import GIB
 
 CLASSES = {"products": "products with weights", "attention": "attention", "other": "everything else"}
 

@@ -19,20 +19,20 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.devices import DEVICES
-from preshard.trainer import loop
-from preshard.trainer.config import TrainConfig
+from preshard.trainer.core import loop
+from preshard.trainer.core.config import TrainConfig
+from preshard.trainer.core.loop import add_gradients, build_model, read_batches
+from preshard.trainer.core.metrics import StepWork
+from preshard.trainer.core.setup import Job, make_mesh, prepare
+from preshard.trainer.core.step import apply_gradients, join_totals, make_optimizer
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.order import epoch_order
 from preshard.trainer.data.pack_index import PackTable
-from preshard.trainer.dry_run.device import fake_cuda, patched
-from preshard.trainer.dry_run.fused import fuse_blocks
-from preshard.trainer.dry_run.ledger import PARTS, Ledger
-from preshard.trainer.fit import FitEstimate
-from preshard.trainer.loop import add_gradients, build_model, read_batches
-from preshard.trainer.metrics import StepWork
+from preshard.trainer.extra.dry_run.device import fake_cuda, patched
+from preshard.trainer.extra.dry_run.fused import fuse_blocks
+from preshard.trainer.extra.dry_run.ledger import PARTS, Ledger
+from preshard.trainer.extra.memory_check import FitEstimate
 from preshard.trainer.models.interface import unwrap
-from preshard.trainer.setup import Job, make_mesh, prepare
-from preshard.trainer.step import apply_gradients, join_totals, make_optimizer
 
 STEPS = 2
 """The first step makes the optimiser's state; the second is what all others are like."""

@@ -24,11 +24,11 @@ from preshard.schemas.model.memory import (
     Trains,
 )
 from preshard.trainer.attention.heads import repeated_kv_heads
-from preshard.trainer.config import DTYPES, TrainConfig, option
+from preshard.trainer.core.config import DTYPES, TrainConfig, option
+from preshard.trainer.core.mesh import SHARDING_AXES
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.pack_index import PackTable
-from preshard.trainer.distributed.mesh import SHARDING_AXES
-from preshard.trainer.models.memory import inputs_wait, state_on_host
+from preshard.trainer.extra.saving import inputs_wait, state_on_host
 
 GIB = 2**30
 COLUMNS = ("n_units", "n_patches", "n_pooled_tokens")

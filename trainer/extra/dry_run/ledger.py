@@ -55,7 +55,7 @@ _PLACES = (
     ("/trainer/models/loss.py", "logits"),
     ("/trainer/attention/mask.py", "inputs"),
     ("/trainer/attention/kernels/", "attention"),
-    ("/trainer/dry_run/device.py", "attention"),
+    ("/trainer/extra/dry_run/device.py", "attention"),
     ("/trainer/attention/", "exchange"),
     ("/trainer/data/", "inputs"),
     ("/trainer/families/pictures.py", "inputs"),
@@ -70,7 +70,7 @@ _FUNCTIONS = {"foreach_reduce": "gradients", "allocate": None, "_encode": "encod
 """Functions that decide before their file does; None leaves it to the caller."""
 
 _OURS = ("/trainer/", "/transformers/")
-_NOT_OURS = ("/trainer/dry_run/",)
+_NOT_OURS = ("/trainer/extra/dry_run/",)
 
 
 class _FakeMode(FakeTensorMode):
