@@ -2,11 +2,12 @@
 values of tokens between their slices and natural order."""
 
 from preshard.trainer.attention import KINDS, Attend, MaskTensors, bind, check_heads, reference_attention
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.attention.tokens import gather_tokens, slice_tokens
-from preshard.trainer.core.mesh import ContextParallel, build_mesh
+from preshard.trainer.core.mesh import build_mesh
 
 __all__ = [
     "KINDS",

@@ -51,8 +51,8 @@ from preshard.packer_service.report.advice.model import configured_sizes  # noqa
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.model.dimensions import ModelDimensions  # noqa: E402
+from preshard.trainer.attention.context_parallel import ContextParallel  # noqa: E402
 from preshard.trainer.attention.kernels import kernel_for  # noqa: E402
-from preshard.trainer.core.mesh import ContextParallel  # noqa: E402
 
 PACKS = 2
 

@@ -49,7 +49,7 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
     from preshard.schemas.layout import TokenLayout
     from preshard.schemas.sequence import MaskArrays
     from preshard.trainer.attention import MaskTensors, bind
-    from preshard.trainer.core.mesh import ContextParallel
+    from preshard.trainer.attention.context_parallel import ContextParallel
     from preshard.trainer.extra.saving import save_memory
     from preshard.trainer.models.interface import PACKED, register_attention
     from preshard.trainer.models.loss import loss_sum

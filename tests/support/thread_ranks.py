@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from preshard.trainer.core.mesh import ALL_GATHER, ContextParallel
+from preshard.trainer.attention.context_parallel import ALL_GATHER, ContextParallel
 
 PATIENCE = 600
 """Seconds that a rank waits for the others. One that fails ends all at once, so this is for a deadlock alone."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import (
     Exchange,
     gather_attention,
@@ -25,7 +26,6 @@ from preshard.trainer.attention.kernels import Kernel, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.attention.ring import plan_ring, ring_attention
-from preshard.trainer.core.mesh import ContextParallel
 
 Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
 

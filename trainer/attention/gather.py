@@ -25,13 +25,13 @@ from torch.autograd.function import once_differentiable
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import needed_blocks
+from preshard.trainer.attention.context_parallel import ContextParallel, all_gather_single
 from preshard.trainer.attention.heads import PIECES, OverlapPlan, gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype, identity
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
-from preshard.trainer.core.mesh import ContextParallel, all_gather_single
 from preshard.trainer.device import to_device
 
 Exchange = Literal["all", "needed"]

@@ -14,11 +14,11 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from preshard.trainer.attention.bind import bind
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.mask import Groups, MaskTensors, count_layers
 from preshard.trainer.attention.tiles import TileList, Tiles, count_occupied, list_for
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data.batch import RankBatch
 
 NO_GROUP = cast("dist.ProcessGroup", "a group that a worker does not have")

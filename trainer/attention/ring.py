@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import list_needs
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
@@ -25,7 +26,6 @@ from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import add_sinks, own_sinks, sinks_gradient
-from preshard.trainer.core.mesh import ContextParallel
 
 # Keys and gradients travel between the same two ranks at the same time.
 _KV_TAG, _GRADIENT_TAG = 1, 2

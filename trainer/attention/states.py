@@ -32,8 +32,8 @@ from torch import Tensor
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.heads import exchange_for_heads, gather_heads
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.device import to_device
 
 Rule = Callable[..., tuple[Tensor, Tensor | None]]

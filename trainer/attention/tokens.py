@@ -12,7 +12,7 @@ from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.layout import TokenLayout, slice_positions
-from preshard.trainer.core.mesh import ContextParallel, all_gather_single
+from preshard.trainer.attention.context_parallel import ContextParallel, all_gather_single
 
 
 class Dealt(Protocol):

@@ -15,8 +15,9 @@ from preshard.schemas.model.memory import Recompute
 from preshard.trainer.attention.bind import Kind
 from preshard.trainer.core.mesh import CpFsdp
 from preshard.trainer.data.mixture import parse_weighted
-from preshard.trainer.extra.parts import LANGUAGE, Lora, Parts
+from preshard.trainer.extra.parts import Lora, Parts
 from preshard.trainer.extra.saving import Offload
+from preshard.trainer.models.named import LANGUAGE
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

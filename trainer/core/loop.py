@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.core.checkpoint import Checkpoints, load_checkpoint
 from preshard.trainer.core.config import DTYPES, TrainConfig
 from preshard.trainer.core.export import export_model
-from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.metrics import StepFigures, StepWork, imbalance, profiled
 from preshard.trainer.core.processes import StoppedError
 from preshard.trainer.core.setup import Job, open_dataset
@@ -32,7 +33,7 @@ from preshard.trainer.core.step import (
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
-from preshard.trainer.extra.parts import end_backward_at_decoder, feature_parameters
+from preshard.trainer.extra.parts import end_backward_at_decoder
 from preshard.trainer.extra.preferences import (
     BETA,
     Reference,
@@ -46,6 +47,7 @@ from preshard.trainer.models import PackedModel
 from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import Weights, load_sharded
+from preshard.trainer.models.named import feature_parameters
 from preshard.trainer.models.noise import evaluating, seed_noise, train_without_noise
 
 

@@ -23,9 +23,9 @@ from preshard.schemas.model.families import language_model
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.extra.parts import encoder_trains
 from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.interface import decoder_layers
+from preshard.trainer.models.named import encoder_trains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.tokens import gather_tokens
-from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.processes import AnyRank, StoppedError
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset

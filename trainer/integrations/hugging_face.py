@@ -20,17 +20,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.sequence import PADDING_DOC
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.listed import TileLister
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import loading, prepare
 from preshard.trainer.device import to_device
-from preshard.trainer.extra.parts import feature_parameters
 from preshard.trainer.integrations.arguments import check_arguments, check_given, check_kind
 from preshard.trainer.models.adapters import check_adapters
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES
+from preshard.trainer.models.named import feature_parameters
 from preshard.trainer.models.packed import PackedModel
 
 POSITIONAL = ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class")

@@ -24,9 +24,9 @@ from torchtitan.trainer import Trainer
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.sequence import IGNORE_INDEX
 from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader

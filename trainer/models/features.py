@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, slice_positions
-from preshard.trainer.core.mesh import ContextParallel, all_gather_single
+from preshard.trainer.attention.context_parallel import ContextParallel, all_gather_single
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import to_device
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.states import (
     Rule,
     StatePlan,
@@ -34,7 +35,6 @@ from preshard.trainer.attention.states import (
     to_heads,
     to_tokens,
 )
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.models.compiled import Sealed
 
 Projected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

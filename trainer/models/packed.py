@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.attention.mask import Groups, count_layers
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise

@@ -14,7 +14,7 @@ from torch import Tensor
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout
 from preshard.trainer.attention import MaskTensors, bind, reference_attention
-from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("ring", {}),

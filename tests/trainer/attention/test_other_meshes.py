@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import rank_positions
 from preshard.trainer.attention import MaskTensors, bind
-from preshard.trainer.core.mesh import ANY_ORDER, ContextParallel, Mesh
+from preshard.trainer.attention.context_parallel import ANY_ORDER, ContextParallel
+from preshard.trainer.core.mesh import Mesh
 
 
 def accelerate_mesh(sizes: dict[str, int]) -> DeviceMesh:

@@ -15,8 +15,9 @@ from preshard.packer_service.layout.solve import solve_layouts
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.layout import SCHEMES, TokenLayout, rank_positions
 from preshard.schemas.sequence import MaskArrays
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.tokens import gather_tokens, slice_tokens
-from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.core.mesh import Mesh
 
 SEQ_LEN = 128
 SPLITS = [(1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2)]

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from preshard.schemas.layout import slice_positions
 from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.context_parallel import ALL_GATHER, ContextParallel
 from preshard.trainer.attention.gather import plan_exchange
-from preshard.trainer.core.mesh import ALL_GATHER, ContextParallel, Mesh
+from preshard.trainer.core.mesh import Mesh
 
 
 def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> tuple[int, int]:

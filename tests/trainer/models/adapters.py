@@ -29,7 +29,7 @@ from scripts import load_script
 from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.integrations.hugging_face import take_packs
 from preshard.trainer.models import load_model
 

@@ -35,8 +35,8 @@ from preshard.schemas.layout import TokenLayout, slice_positions, zigzag_runs
 from preshard.schemas.model.families import FAMILIES, LANGUAGES
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays
 from preshard.trainer.attention import Attend, MaskTensors, bind
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.mask import count_layers
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.models import load_model
 from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.gated_delta import bind_states

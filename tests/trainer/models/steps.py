@@ -36,9 +36,10 @@ from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.metrics import StepWork
 from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals, make_optimizer
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.extra.parts import count_trains, feature_parameters
+from preshard.trainer.extra.parts import count_trains
 from preshard.trainer.models import load_model
 from preshard.trainer.models.interface import unwrap
+from preshard.trainer.models.named import feature_parameters
 
 LENGTHS, VOCABULARY = (12, 28, 8), 96
 

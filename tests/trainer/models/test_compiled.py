@@ -15,8 +15,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core import loop
-from preshard.trainer.core.mesh import ContextParallel, Mesh, build_mesh
+from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.setup import prepare
 from preshard.trainer.core.sharding import shard_model
 from preshard.trainer.data import PackedDataset, RankBatch

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, rank_positions
-from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.models.features import WAYS, bind_features, token_places
 

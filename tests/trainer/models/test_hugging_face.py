@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.models import PackedModel, load_model
 

@@ -18,7 +18,7 @@ from packed_ranks import experts_in_float64
 from thread_ranks import run_ranks
 from torch import Tensor
 
-from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.models import PackedModel, load_model
 

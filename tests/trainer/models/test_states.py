@@ -21,8 +21,8 @@ from preshard.schemas.layout import TokenLayout, rank_positions, zigzag_runs
 from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import MaskTensors, bind, heads
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.states import list_sequences
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.gated_delta import bind_states, check_states

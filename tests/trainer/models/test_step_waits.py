@@ -18,10 +18,10 @@ from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex
 from preshard.trainer.attention.listed import NO_GROUP, TileLister
-from preshard.trainer.core.mesh import ContextParallel
 from preshard.trainer.core.metrics import StepWork
 from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals
 from preshard.trainer.data import PackedDataset, RankBatch

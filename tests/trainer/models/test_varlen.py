@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.core.mesh import Mesh
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 

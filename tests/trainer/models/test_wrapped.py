@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.integrations.hugging_face import take_packs
 from preshard.trainer.models import PackedModel, load_model

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.interface import register_attention

@@ -15,9 +15,10 @@ from packed_ranks import load_on_a_rank, train_job
 from PIL import Image
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core.config import make_config
 from preshard.trainer.core.loop import run
-from preshard.trainer.core.mesh import ContextParallel, Mesh
+from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.setup import prepare
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.extra.preferences import REWARDS, find_reference, preference_loss

@@ -16,7 +16,7 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
-from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core.step import Totals, apply_gradients
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.integrations.hugging_face import OnPacks, take_packs

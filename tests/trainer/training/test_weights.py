@@ -16,7 +16,7 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify.dataset import verify_dataset
-from preshard.trainer.core.mesh import ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.models import PackedModel, load_model
 
