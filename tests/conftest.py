@@ -53,6 +53,9 @@ GUARD = Guard()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers are nice to everything else by default, and would starve beside the tests of another worker.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# No file of a test has to outlive a power cut, and packing a small dataset waits for the disk 54 times. Processes that
+# tests start as a user would, and those that kill them, wait as ever.
+os.fsync = id  # type: ignore[assignment]
 # Ray would end a worker that waits while that of another job runs, and start one anew for the next test.
 os.environ.setdefault("RAY_num_workers_soft_limit", "8")
 
