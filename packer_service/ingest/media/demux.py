@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import av
 import av.logging
 import numpy as np
-from cachetools import LRUCache
 
+from preshard.packer_service.ingest.media.line import UNBROKEN, Line, Parts, find_parts, shown_at
 from preshard.packer_service.ingest.media.reach import MediaFile
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described
 from preshard.schemas.errors import DocumentError
@@ -98,7 +98,7 @@ class ShownFrames:
     def add(self, packet: Any) -> int | None:
         """Takes a packet, and returns the tick at which its frame is shown, None if it is not shown."""
         # In a transport stream it is the one before a gap, which may be a seam; the decoder says what is damaged.
-        if packet.is_corrupt and not self.video.may_be_joined:
+        if packet.is_corrupt and not self.video.parts.may_be_several:
             raise self.video.bad("a packet within the clip is cut short or damaged; the file is truncated")
         tick = shown_at(packet)
         if tick is None:
@@ -122,7 +122,7 @@ class ShownFrames:
 
     def check_index(self) -> None:
         """After the last packet, checks that the index promises no more."""
-        if self.video.may_be_joined:  # FFmpeg notes its index while it reads, before times are put on one line
+        if self.video.parts.may_be_several:  # FFmpeg notes its index while it reads, before times are put on one line
             return
         entries = self.video.stream.index_entries
         if len(entries) and (self.last_read is None or entries[-1].timestamp > self.last_read):
@@ -151,14 +151,6 @@ SEEK_BACK_SECONDS = (0, 2, 16)
 """How far before the wanted time seeks aim, one after the other, until one lands at or before it. Key frames are
 seldom more than some seconds apart; beyond the last of these, the video is read from its beginning."""
 
-JOINED = ("mpegts", "mpeg", "ogg", "flv")
-"""Containers of which files can be joined by their bytes, or that a recorder goes on with after a pause: times may go
-back or leap within them, and a seek by time may land in any part."""
-
-BACK_SECONDS, LEAP_SECONDS = Fraction(1, 10), 10
-"""How far decoding times go back, or leap in such a container, where another part begins: the thresholds of FFmpeg's
-own program, which also goes on from the part before."""
-
 # Containers that keep times. Not among them: lists that name other files or addresses to open (HLS, DASH, concat),
 # still images, and raw streams, which FFmpeg would also see in random bytes.
 _CONTAINERS = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,mxf,nut,rm,ivf,wtv"
@@ -184,19 +176,19 @@ class _Positions:
 class Video:
     """An open container and its first real video stream, from which packets can be read.
 
-    ``identity`` tells its file from others.
+    ``identity`` tells its file from others, ``parts`` where it may have been joined.
     """
 
     container: Any
     stream: Any
     label: str
-    identity: Hashable = None
-    is_joined: bool = False
+    identity: Hashable
+    parts: Parts
 
     @property
-    def may_be_joined(self) -> bool:
-        """Whether its container is one of :data:`JOINED`, or its file has more behind the end of the first part."""
-        return self.is_joined or bool(set(JOINED).intersection(self.container.format.name.split(",")))
+    def is_gif(self) -> bool:
+        """Whether it can be decoded from the file's first picture on alone."""
+        return self.container.format.name == "gif"
 
     @property
     def time_base(self) -> Fraction:
@@ -228,37 +220,11 @@ def open_video(file: MediaFile) -> Iterator[Video]:
         raise DocumentError("bad_video", f"{file.label}: {reason}") from error
     with container:
         stream = _first_stream(container, file.label)
-        end = _segment_end(identity[-1])
-        joined = end is not None and end + _EBML_FRAME < file.size
-        video = Video(container=container, stream=stream, label=file.label, identity=identity, is_joined=joined)
+        parts = find_parts(container.format.name, identity[-1], file.size)
+        video = Video(container=container, stream=stream, label=file.label, identity=identity, parts=parts)
         _check_size(video)
         video.stream.codec_context.options = _decoder_options()
         yield video
-
-
-_EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
-_EBML_FRAME = 12
-"""Most bytes before the content of an element: without so many, nothing can follow."""
-
-
-def _segment_end(begin: bytes) -> int | None:
-    """Where the first part of a Matroska file ends (RFC 8794, section 6), if it is one and says so.
-
-    After a seek FFmpeg leaves out what is earlier than the place sought, and with it all of a second part.
-    """
-    position = 0
-    for mark in (_EBML, _SEGMENT):
-        if begin[position : position + 4] != mark:
-            return None
-        position += 4
-        length = 9 - begin[position].bit_length() if len(begin) > position + 8 else 9
-        if length > 8:
-            return None
-        size = int.from_bytes(begin[position : position + length], "big") & ((1 << 7 * length) - 1)
-        if mark == _SEGMENT and size == (1 << 7 * length) - 1:  # written while its end was not known
-            return None
-        position += length + size
-    return position
 
 
 def _decoder_options() -> dict[str, str]:
@@ -308,11 +274,6 @@ def _rotation(video: Video) -> float:
     return float(found.group(1)) if found else 0.0
 
 
-def shown_at(packet: Any) -> int | None:
-    """Tick at which a packet's frame is shown; containers without presentation times have only decoding times."""
-    return packet.pts if packet.pts is not None else packet.dts
-
-
 @contextmanager
 def open_at(file: MediaFile, tick: int | None) -> Iterator[tuple[Video, Iterator[Any]]]:
     """A video and its packets in decoding order, from a key frame that is shown at or before ``tick``.
@@ -342,14 +303,14 @@ def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
     A container that may be joined is sought only as far as its times are known to run on, and read from there.
     """
     known = None
-    if video.is_joined:
+    if video.is_gif or video.parts.seam is not None:  # FFmpeg leaves out what is earlier, perhaps all of a second part
         return None
-    if video.may_be_joined:
-        known = _UNBROKEN.get(video.identity)
+    if video.parts.may_be_several:
+        known = UNBROKEN.get(video.identity)
         if known is None:
             return None
         tick = min(tick, known.tick)
-    line = _Line(video, is_beginning=False)
+    line = Line(video, is_beginning=False)
     try:
         video.container.seek(int(tick - back / video.time_base), stream=video.stream)
         packets = _from_key(video, line)
@@ -365,121 +326,13 @@ def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
     return chain((first,), packets)
 
 
-def _from_key(video: Video, line: _Line | None = None) -> Iterator[Any]:
+def _from_key(video: Video, line: Line | None = None) -> Iterator[Any]:
     """Packets with content from the first key frame on, on one line of time: what lies before it cannot be decoded."""
-    started, line = False, line or _Line(video)
-    packets: Iterator[Any] = video.container.demux(video.stream)
-    for group in _groups(packets) if line.is_by_groups else ([packet] for packet in packets):
+    started, line = False, line or Line(video)
+    for group in line.groups(video.container.demux(video.stream)):
+        if started and video.is_gif:
+            group[0].is_keyframe = False
         started = started or (group[0].is_keyframe and group[0].size > 0)
         if started:
             line.put(group)
             yield from (packet for packet in group if packet.size)
-
-
-def _groups(packets: Iterator[Any]) -> Iterator[list[Any]]:
-    """Packets of MPEG-1 or MPEG-2: a picture that others refer to, with those decoded behind it and shown before it."""
-    group: list[Any] = []
-    for packet in packets:
-        is_reference = packet.pts is None or packet.dts is None or packet.pts > packet.dts or packet.is_keyframe
-        if group and is_reference:
-            yield group
-            group = []
-        group.append(packet)
-    if group:
-        yield group
-
-
-class _Known(NamedTuple):
-    """Up to which tick, and which byte, the times of a file that may be joined run on from its beginning."""
-
-    tick: int
-    position: int
-
-
-_UNBROKEN: LRUCache[Hashable, _Known] = LRUCache(256)
-"""What is known of the files read last."""
-
-
-class _Line:
-    """One line of time for the packets of a video, from a place on at which it is still that of the file.
-
-    Where another part begins, its first picture follows the last one of the part before.
-
-    Attributes:
-        is_beginning: whether it is known that all packets up to here belong to the file's first part.
-    """
-
-    def __init__(self, video: Video, *, is_beginning: bool = True) -> None:
-        self.is_beginning = is_beginning
-        self._video = video
-        self._is_watched = video.may_be_joined
-        # A program stream does not give each picture its times, and what FFmpeg takes for them may run ahead of those
-        # that it gives, or stop short at the end of a part.
-        self.is_by_groups = self._is_watched and video.stream.codec_context.name in ("mpeg1video", "mpeg2video")
-        self._lags = not self._is_watched or video.is_joined
-        self._back = int(BACK_SECONDS / video.time_base)
-        self._leap = int(LEAP_SECONDS / video.time_base) if self._is_watched else None
-        self._offset = self._ahead = 0
-        self._shown = self._end = -(2**62)
-        """When the last picture is shown, and when it leaves the screen."""
-        self._decoded: int | None = None
-        """Decoding time of the packet before, on the line."""
-        self._key: int | None = None
-        """When the last key frame is shown."""
-
-    def put(self, group: list[Any]) -> None:
-        """Moves the times of packets that belong together onto the line."""
-        times = [shown_at(packet) for packet in group]
-        known = [tick for tick in times if tick is not None]
-        if not known:
-            return
-        if len(known) > 1 and group[0].pts is not None and group[0].pts <= max(known[1:]):
-            group[0].pts = known[0] = max(known[1:]) + (group[0].duration or 0)
-        if self._begins_another(group[0], known):
-            self._offset = self._end - min(known)
-        for packet in group:
-            self._move(packet)
-
-    def _move(self, packet: Any) -> None:
-        shown = shown_at(packet)
-        if shown is None:
-            return
-        if self._offset:
-            packet.pts = shown + self._offset
-            if packet.dts is not None:
-                packet.dts += self._offset
-        shown += self._offset
-        if packet.dts is not None:
-            self._ahead = packet.duration or (0 if self._decoded is None else max(0, packet.dts - self._decoded))
-            self._decoded = packet.dts
-        if packet.is_keyframe:
-            self._key = shown
-        self._shown = max(self._shown, shown)
-        self._end = max(self._end, shown + self._ahead)
-        if self._is_watched and self.is_beginning and not self._offset:
-            self._note(shown if packet.dts is None else packet.dts, packet.pos or 0)
-
-    def _begins_another(self, packet: Any, times: list[int]) -> bool:
-        """Whether packets are the first of another part: decoding times and key frames never go back within one."""
-        shown = times[0] + self._offset
-        if packet.is_keyframe and self._key is not None:
-            leaps = self._leap is not None and shown > self._end + self._leap
-            if leaps or shown < self._key - self._back:
-                return True
-        if self.is_by_groups and min(times) + self._offset <= self._shown:
-            return True
-        # Where FFmpeg derives decoding times from the others, they lag behind at a seam.
-        if packet.dts is None or self._decoded is None or self._lags:
-            return False
-        decoded = packet.dts + self._offset
-        leaps = self._leap is not None and decoded > self._decoded + self._ahead + self._leap
-        return leaps or decoded < self._decoded - self._back
-
-    def _note(self, tick: int, position: int) -> None:
-        known = _UNBROKEN.get(self._video.identity)
-        if known is None or tick > known.tick:
-            _UNBROKEN[self._video.identity] = _Known(tick, position)
-
-    def _is_another(self, decoded: int, last: int) -> bool:
-        """Whether a decoding time is that of another part."""
-        return decoded < last - self._back or (self._leap is not None and decoded > last + self._ahead + self._leap)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import av
 
-from preshard.packer_service.ingest.media.demux import Video, open_at, seek_to, shown_at
+from preshard.packer_service.ingest.media.demux import Video, open_at, seek_to
+from preshard.packer_service.ingest.media.line import shown_at
 from preshard.packer_service.ingest.media.reach import MediaFile
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ def _runs(video: Video, ticks: Sequence[int]) -> list[Sequence[int]]:
     """The pictures in groups, between which the container is sought."""
     if len(ticks) < 2:
         return [ticks]
-    if not set(SEEKABLE).intersection(video.container.format.name.split(",")):
+    if video.parts.may_be_several or not set(SEEKABLE).intersection(video.container.format.name.split(",")):
         return [ticks]
     gap = int(SEEK_SECONDS / video.time_base)
     if max(map(sub, ticks[1:], ticks), default=0) <= gap:

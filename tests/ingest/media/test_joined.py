@@ -13,6 +13,7 @@ import pytest
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media import demux
 from preshard.packer_service.ingest.media.crops import decode_video
+from preshard.packer_service.ingest.media.line import UNBROKEN
 from preshard.packer_service.ingest.media.reach import MediaReach, open_media
 from preshard.packer_service.ingest.media.shape import VideoFrames
 from preshard.packer_service.ingest.media.video import probe_video
@@ -35,7 +36,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _nothing_known() -> None:
-    demux._UNBROKEN.clear()
+    UNBROKEN.clear()
 
 
 def pictures(count: int, seed: int) -> list[np.ndarray]:
@@ -97,14 +98,14 @@ def test_a_clip_is_the_same_part_of_the_whole(joined: Path, start: float, end: f
     # Fails when a seek by time lands in another part, or a clip is counted from the beginning of its own part.
     whole = probe(joined)
     if not is_known:
-        demux._UNBROKEN.clear()
+        UNBROKEN.clear()
     first = int(np.searchsorted(whole.timestamps, start + 1e-6, side="right")) - 1
     last = whole.n_frames if end is None else int(np.searchsorted(whole.timestamps, end - 1e-6, side="left"))
     part = probe(joined, start, end)
     assert list(part.pts) == list(whole.pts[first:last])
     pixels = decode(joined, part)
     if not is_known:
-        demux._UNBROKEN.clear()
+        UNBROKEN.clear()
     expected = decode(joined, whole)[first:last]
     assert all((a == b).all() for a, b in zip(pixels, expected, strict=True))
 
@@ -152,3 +153,41 @@ def test_a_recording_that_runs_on_is_sought(write_video: Callable[..., Path], tm
     assert landed[0] == 0
     assert 6 <= landed[1] <= 8.6, "up to where it was read"
     assert 7.5 <= landed[2] <= 9
+
+
+SHORT_FIRST: dict[str, dict[str, Any]] = {
+    "one_key_frame.mkv": {},
+    "late.mkv": {"b_frames": 2},
+    "vp9.webm": {"codec": "libvpx-vp9", "options": {"cpu-used": "8"}},
+    "live.mkv": {"b_frames": 2, "muxer_options": {"live": "1"}},
+    "fragments.mp4": {"gop": 4, "muxer_options": {"movflags": "frag_keyframe+empty_moov+default_base_moof"}},
+    "plain.gif": {"codec": "gif", "pix_fmt": "rgb8", "ticks": 100},
+}
+
+
+@pytest.mark.parametrize("name", sorted(SHORT_FIRST))
+def test_a_short_part_before_a_long_one(write_video: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    # Fails when a part of one key frame, of which no time is later than those of the next part, is not told from it, or
+    # a clip of the second part is of the first, or ends where FFmpeg's own decoding times lag behind.
+    made, data, unit = SHORT_FIRST[name], b"", 4 if name.endswith(".gif") else 40
+    for number, count in enumerate((6, 17)):
+        first = 4000 if name.startswith("late") and number == 0 else 0
+        given = {**made, "picture": pictures(count, number).__getitem__}
+        times = [first + unit * i for i in range(count)]
+        data += write_video(tmp_path, f"{number}.{name}", times=times, **given).read_bytes()
+    path = tmp_path / name
+    path.write_bytes(data)
+    with av.open(str(path)) as container:
+        raw = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    frames = probe(path)
+    assert frames.n_frames == len(raw)
+    assert all((a == b).all() for a, b in zip(decode(path, frames), raw, strict=True))
+    assert len(raw) > 12
+    if not name.startswith("fragments"):  # FFmpeg leaves out those that lie before the end of the first part
+        assert np.diff(frames.timestamps) == pytest.approx([0.04] * 22)
+    for first, last in ((2, 5), (4, 9), (7, 8), (11, None)):
+        ends = [frames.timestamps[first], None if last is None else frames.timestamps[last]]
+        UNBROKEN.clear()
+        part = probe(path, *ends)
+        assert part.pts.tolist() == frames.pts[first:last].tolist()
+        assert all((a == b).all() for a, b in zip(decode(path, part), raw[first:last], strict=True))
