@@ -22,6 +22,7 @@ with needed("trainer", "training", "train"):
 
 import torch.distributed as dist
 
+from preshard.schemas.files.printed import several
 from preshard.schemas.files.secrets import shown
 from preshard.trainer.core.checkpoint import find_damaged, find_unshared
 from preshard.trainer.core.loop import run
@@ -149,12 +150,14 @@ def _writers(job: Job) -> list[MetricsFile | TensorBoardFiles | WandbRun]:
 
 def _describe_start(job: Job, world_size: int) -> str:
     config = job.config
-    ranks = f"{world_size} processes, {job.dataset.dp_size} packs at a time on {config.cp_size} of them each"
+    each = "each " if job.dataset.dp_size > 1 else ""
+    shared = f", {each}shared by {several(config.cp_size, 'process')}" if config.cp_size > 1 else ""
+    ranks = f"{several(world_size, 'process')}, {several(job.dataset.dp_size, 'pack')} at a time{shared}"
     fused = ", compiled" if config.compile else ""
     taken = f"{config.dtype}{fused}, recompute {config.recompute}, lr {config.largest_lr:g}"
     if job.trains is not None:
         every = job.trains.trained + job.trains.frozen
-        taken += f"; trains {job.trains.trained:,} of {every:,} numbers"
+        taken += f"; trains {job.trains.trained:,} of {several(every, 'number')}"
     if job.memory is not None:
         taken += f"; {job.memory.in_short()}"
     if job.checkpoint is not None:

@@ -25,6 +25,7 @@ from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError, TooManyRejectsError
 from preshard.schemas.files.filesystem import join
+from preshard.schemas.files.printed import several
 
 if TYPE_CHECKING:
     from preshard.packer_service.ingest.source.listing import Sources
@@ -72,7 +73,6 @@ def pack(
     found = _looked_at(sources, config, asked)
     # What is wrong with the sources is said before this is imported, which takes seconds.
     from preshard.packer_service.job.pack import pack as run_job
-    from preshard.packer_service.report.console import several
 
     with run_tasks() as (tasks, progress):
         outcome = run_job(sources, out, config, tasks, progress, media=asked.media(sources), found=found)

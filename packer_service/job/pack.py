@@ -26,7 +26,7 @@ from preshard.packer_service.job.planning.identify import check_duplicates
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.where import check_where
 from preshard.packer_service.job.stages import FEW_BYTES, PackingJob, plan, with_copies, write_missing
-from preshard.packer_service.report.console import mixture_lines, several
+from preshard.packer_service.report.console import mixture_lines
 from preshard.packer_service.report.planned.limits import rejected_when_written
 from preshard.packer_service.runtime.executors import Executor, OnNodes
 from preshard.packer_service.runtime.progress import Progress
@@ -34,6 +34,7 @@ from preshard.packer_service.runtime.proof import MOST_ENTRIES, Place, make_proo
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, PlanError
+from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import RUN, CarriedFile, ManifestHead
 
 NODES = "nodes"

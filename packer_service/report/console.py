@@ -26,7 +26,7 @@ from preshard.packer_service.report.records import (
     RejectReason,
     mean_of,
 )
-from preshard.schemas.files.printed import cut, printable
+from preshard.schemas.files.printed import cut, printable, several
 
 SHOWN_CHARACTERS = 300
 """Longest message of a reject that is shown; rejects.parquet has all of it."""
@@ -42,11 +42,6 @@ TOP_REASONS, REASON_CHARACTERS = 3, 100
 
 SHOWN_NAMES = 20
 """Columns and patterns of files that are named; the manifest has all of them."""
-
-
-def several(number: int, what: str) -> str:
-    """A number of things, in the singular or the plural."""
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def print_report(report: PlanReport, console: Console | None = None, rejects_file: str | None = None) -> None:

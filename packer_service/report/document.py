@@ -12,9 +12,8 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from preshard.packer_service.report.console import several
 from preshard.packer_service.report.records import Figures
-from preshard.schemas.files.printed import plain
+from preshard.schemas.files.printed import plain, several
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.sections import ImageBackend
 from preshard.schemas.sequence import IGNORE_INDEX

@@ -32,3 +32,9 @@ def cut(text: str, most: int = LONGEST_LINE) -> str:
 def printable(text: str) -> str:
     """Text as errors and reports say it: spelled out, and cut line by line."""
     return cut(plain(cut(text)))
+
+
+def several(number: int, what: str) -> str:
+    """A number of things, in the singular or the plural."""
+    ending = "es" if what.endswith(("s", "ch")) else "s"
+    return f"{number:,} {what}" + ("" if number == 1 else ending)

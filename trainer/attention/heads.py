@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.files.printed import several
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
@@ -179,8 +180,9 @@ def list_pieces(num_heads: int, num_kv_heads: int, degree: int) -> list[Piece]:
     heads, kv_heads = num_heads // degree, repeated_kv_heads(num_kv_heads, degree) // degree
     if heads < PIECES:
         raise ConfigError(
-            f"--overlap computes a rank's heads in {PIECES} pieces; {num_heads} heads on {degree} ranks are "
-            f"{heads} on each: take a Ulysses degree of at most {num_heads // PIECES}, or leave the option out"
+            f"--overlap computes a rank's heads in {PIECES} pieces; {several(num_heads, 'head')} on "
+            f"{several(degree, 'rank')} are {heads} on each: take a Ulysses degree of at most "
+            f"{num_heads // PIECES}, or leave the option out"
         )
     shared = heads // kv_heads
     if kv_heads > 1:

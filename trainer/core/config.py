@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.files.printed import several
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.model.devices import DeviceName
 from preshard.schemas.model.memory import Recompute
@@ -262,8 +263,9 @@ class TrainConfig(BaseModel):
         replica = self.dp_shard * self.cp_size
         if world_size % replica:
             raise ConfigError(
-                f"{world_size} processes do not divide by --dp-shard {self.dp_shard} x --ring {self.ring} x "
-                f"--ulysses {self.ulysses} = {replica}; start a multiple of {replica}, or change the degrees"
+                f"{several(world_size, 'process')} cannot be divided by --dp-shard {self.dp_shard} x --ring "
+                f"{self.ring} x --ulysses {self.ulysses} = {replica}; start a multiple of {replica}, or change the "
+                "degrees"
             )
         return world_size // replica
 

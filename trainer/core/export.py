@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,9 +15,7 @@ from preshard.schemas.errors import ConfigError, PreshardError
 with needed("trainer", "exporting", "train"):
     import click
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from preshard.schemas.files.secrets import without_secrets
@@ -34,15 +31,12 @@ from preshard.trainer.core.checksums import CHECKSUMS, first_fault
 from preshard.trainer.core.processes import first_problem
 from preshard.trainer.extra.parts import Lora
 from preshard.trainer.models.folder import WEIGHTS, identity, one_line, read_model_config
+from preshard.trainer.models.further import further_layers
 from preshard.trainer.models.load import GENERATION, empty_model, load_sharded
 from preshard.trainer.models.packed import PackedModel
-from preshard.trainer.models.quantised import quantisation_of, stored_tensors, weight_files
 
 NOT_COPIED = (*WEIGHTS, "*.index.json", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "config.json")
 """Files of a model folder that are written anew, or hold weights of other programs."""
-
-_FURTHER_LAYERS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers")
-"""Keys of ``config.json`` that count layers for multi-token prediction."""
 
 
 def check_export(target: Path, option: str = "--export") -> None:
@@ -132,43 +126,13 @@ def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path
             model.generation_config = type(model.generation_config)()
         # gathered from several ranks, a tied weight is two tensors
         own = {name: each for name, each in weights.items() if tied.get(name) not in weights}
-        model.save_pretrained(unfinished, state_dict=own | _beyond(model, source, target))
+        further, left_out = further_layers(model, source)
+        if left_out:
+            click.echo(f"trainer: {target} has no {left_out}", err=True)
+        model.save_pretrained(unfinished, state_dict=own | further)
         for file in source.iterdir():
             if file.is_file() and not any(file.match(pattern) for pattern in NOT_COPIED):
                 shutil.copy2(file, unfinished / file.name)
-
-
-def _beyond(model: Any, source: Path, target: Path) -> dict[str, Tensor]:
-    """The source's layers that predict further tokens, which ``transformers`` neither loads nor trains, as they are.
-
-    Of a quantised source they stay behind, as no plain numbers are made of them; ``config.json`` then has none.
-    """
-    from safetensors import safe_open
-
-    text, found = model.config.get_text_config(), dict[str, Tensor]()
-    names = [each.name for each in stored_tensors(source) if _predicts_further(each.name, text.num_hidden_layers)]
-    if names and quantisation_of(source) is not None:
-        for key in _FURTHER_LAYERS:
-            if getattr(text, key, None):
-                setattr(text, key, 0)
-        click.echo(
-            f"trainer: {target} has no layers for multi-token prediction: those of {source} are quantised", err=True
-        )
-        return {}
-    for path in weight_files(source) if names else ():
-        if path.suffix == ".bin":
-            stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            found |= {name: stored[name].clone() for name in stored.keys() & set(names)}
-        else:
-            with safe_open(path, "pt") as file:
-                found |= {name: file.get_tensor(name) for name in set(file.keys()) & set(names)}
-    return found
-
-
-def _predicts_further(name: str, layers: int) -> bool:
-    """Whether a tensor belongs to multi-token prediction: by its name, or as a layer behind the model's last one."""
-    numbered = re.match(r"(?:model\.|language_model\.)*layers\.(\d+)\.", name)
-    return any(part.startswith("mtp") for part in name.split(".")) or bool(numbered and int(numbered[1]) >= layers)
 
 
 @contextmanager

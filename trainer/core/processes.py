@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.files.printed import several
 
 STORE_STAYS_SECONDS = 1.0
 """How long a store is kept for others that fail together with its process: ranks that meet the same damage do so in the
@@ -177,7 +178,7 @@ def _place(device: str) -> torch.device:
     if local_rank >= count:
         raise ConfigError(
             f"--device is {device}; process {local_rank} of this machine has no CUDA device of its own, as there are "
-            f"only {count}: start at most {count} processes per machine, or give --device cpu"
+            f"only {count}: start at most {several(count, 'process')} per machine, or give --device cpu"
         )
     return torch.device("cuda", local_rank)
 

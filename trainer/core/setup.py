@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.files.printed import several
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.attention import check_heads
 from preshard.trainer.attention.kernels import check_kernel
@@ -92,8 +93,9 @@ def prepare(
     dataset = open_dataset(config, config.datasets, cp_rank, dp_rank=dp_rank, dp_size=dp_size, seed=config.seed)
     if dataset.n_packs < dp_size * config.accumulate:
         raise ConfigError(
-            f"a step takes --accumulate {config.accumulate} packs on each of {dp_size} data-parallel ranks; "
-            f"{' + '.join(config.data)} has only {dataset.n_packs} packs: lower --accumulate, or start fewer processes"
+            f"a step takes {several(dp_size * config.accumulate, 'pack')}, --accumulate {config.accumulate} on each of "
+            f"{several(dp_size, 'data-parallel rank')}; {' + '.join(config.data)} has only {dataset.n_packs}: lower "
+            "--accumulate, or start fewer processes"
         )
     evaluation = None if config.eval_data is None else open_dataset(config, config.eval_data, cp_rank)
     for package in config.report_to:

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ReaderError
+from preshard.schemas.files.printed import several
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.mixture import MixedDatasets, check_alike, whole_shares
@@ -102,7 +103,9 @@ class PackedDataset(IterableDataset[RankBatch]):
         self.seed = seed
         self._order, self.dataset_id = _stream(self.readers, [weight for _, weight in given], seed)
         if self.n_packs < dp_size:
-            raise ReaderError(f"dp_size is {dp_size}; the dataset has only {self.n_packs} packs: take at most as many")
+            raise ReaderError(
+                f"dp_size is {dp_size}; the dataset has only {several(self.n_packs, 'pack')}: take at most as many"
+            )
         name = {"dataset_id": self.dataset_id, "seed": seed}
         self._position = Position(self._order, name=name, dp_size=dp_size)
         self.set_epoch(epoch)

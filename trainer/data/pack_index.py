@@ -19,6 +19,7 @@ from jaxtyping import Int64, Shaped
 from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.dataset.table import TableFile
 from preshard.schemas.errors import ReaderError
+from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import SHARDS, TableEntry
 from preshard.schemas.tables import open_table, row_group_edges
 
@@ -177,8 +178,8 @@ class SharedPlaces:
     def _cannot_write(self, error: OSError) -> ReaderError:
         mib = -(-len(self._table) * RECORD.itemsize // 2**20)
         return ReaderError(
-            f"{self._path} cannot be written ({error.strerror}); it needs {mib} MiB for the places of the dataset's "
-            f"{len(self)} packs: set TMPDIR to a folder with enough space"
+            f"{self._path} cannot be written ({error.strerror}); it needs {mib} MiB for the places of "
+            f"{several(len(self), 'pack')}: set TMPDIR to a folder with enough space"
         )
 
     def __getstate__(self) -> dict[str, Any]:

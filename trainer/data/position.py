@@ -157,7 +157,7 @@ class Position:
         for name in fields[len(self._name) :]:
             value, most = state[name], self._order.n_packs if name == "position" else None
             if type(value) is not int or value < 0 or (most is not None and value > most):
-                limit = "a whole number from 0" if most is None else f"from 0 to the dataset's {most} packs"
+                limit = "a whole number from 0" if most is None else f"from 0 to {most}, the dataset's number of packs"
                 raise ReaderError(f"state's {name} is {value!r}; it must be {limit}: take a state as it was returned")
         self._set(state["epoch"], state["position"])
         self._given, self._just_loaded = state.get("steps", 0), True

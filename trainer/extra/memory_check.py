@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int64
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.files.printed import several
 from preshard.schemas.layout import BLOCK_SCHEMES, table_bytes
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import encoder_of
@@ -158,7 +159,7 @@ class Fitting:
                 options = [
                     f"{option(name)} {value}" for name, value in changes.items() if value != getattr(config, name)
                 ]
-                started = f"start {processes} processes with " if processes != world_size else "take "
+                started = f"start {several(processes, 'process')} with " if processes != world_size else "take "
                 return started + " ".join(options)
         return "use a smaller model or shorter packs"
 

@@ -7,9 +7,11 @@ sharding among processes, counting labels) is taken over by :class:`OnPacks`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -28,6 +30,7 @@ from preshard.trainer.data.loader import loading, prepare
 from preshard.trainer.device import to_device
 from preshard.trainer.integrations.arguments import check_arguments, check_given, check_kind
 from preshard.trainer.models.adapters import check_adapters
+from preshard.trainer.models.further import further_layers
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES
 from preshard.trainer.models.named import feature_parameters
@@ -279,6 +282,20 @@ class OnPacks:
         n_packs = len(dataloader) * self.accelerator.num_processes // self._takes.cp.cp_size
         metrics = {f"{metric_key_prefix}_loss": loss_sum / weight if weight else 0.0}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=n_packs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Saves the layers that the model's folder has and ``transformers`` does not load, too. The trainer calls this
+        for its checkpoints and for ``save_model``, with whole weights where they are sharded.
+        """
+        base, further = unwrap(self.model), dict[str, Tensor]()
+        source = Path(base.name_or_path)
+        if self.model is base and self.args.should_save and source.is_dir():
+            further, left_out = further_layers(base, source)
+            if left_out:
+                warnings.warn(f"{output_dir or self.args.output_dir} has no {left_out}", stacklevel=2)
+        if further:
+            state_dict = (base.state_dict() if state_dict is None else state_dict) | further
+        super()._save(output_dir, state_dict=state_dict)  # type: ignore[misc]
 
     def predict(self, *_: Any, **__: Any) -> Any:
         """Is refused: packs have no logits.

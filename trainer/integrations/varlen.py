@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
-from preshard.schemas.model.families import language_model
+from preshard.schemas.model.families import FAMILIES, language_model
 from preshard.schemas.sequence import IGNORE_INDEX
 from preshard.trainer.data.batch import RankBatch
 
@@ -26,7 +26,8 @@ def to_varlen(
 
     Args:
         batch: a whole pack on one rank.
-        model: that takes them. Without it, the kind of model is that of the dataset, and no mask can be made.
+        model: that takes them. It may be left out if the packs were made for a kind of model that sees sequences by
+            itself.
         with_labels: whether the model computes the loss, which weighs every label alike.
         with_columns: whether to add the columns of tokens, for a loss of your own: take them out before the model.
 
@@ -92,22 +93,17 @@ def _masks(batch: RankBatch, model: Any, position_ids: Int64[Tensor, "1 seq"]) -
         ReaderError: there is no model to make it for, or its layers carry a state, which takes kernels that are not
             installed.
     """
-    if model is not None:
-        kind, layers = model.config.model_type, getattr(model.config.get_text_config(), "layer_types", None) or ()
-        if "linear_attention" in layers and not (find_spec("fla") and find_spec("causal_conv1d")):
-            raise ReaderError(
-                f"layers of {kind} carry a state, which transformers starts anew at each document with the packages "
-                "flash-linear-attention and causal-conv1d alone: install both, or take preshard.models.PackedModel"
-            )
-    else:
-        kind = "" if batch.model is None else batch.model.model_type
+    if model is None:
+        _check_sees_sequences(batch)
+        return {}
+    kind, layers = model.config.model_type, getattr(model.config.get_text_config(), "layer_types", None) or ()
+    if "linear_attention" in layers and not (find_spec("fla") and find_spec("causal_conv1d")):
+        raise ReaderError(
+            f"layers of {kind} carry a state, which transformers starts anew at each document with the packages "
+            "flash-linear-attention and causal-conv1d alone: install both, or take preshard.models.PackedModel"
+        )
     if not language_model(kind).own_mask:
         return {}
-    if model is None:
-        raise ReaderError(
-            f"{kind} makes its mask without position_ids, so documents of a pack would see each other: call "
-            "to_varlen(batch, model=model), which gives the mask"
-        )
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     given: dict[str, Any] = {
@@ -119,6 +115,28 @@ def _masks(batch: RankBatch, model: Any, position_ids: Int64[Tensor, "1 seq"]) -
         return {"attention_mask": mask}
     kinds = {"full_attention": mask, "sliding_attention": create_sliding_window_causal_mask(**given)}
     return {"attention_mask": kinds}
+
+
+def _check_sees_sequences(batch: RankBatch) -> None:
+    """Checks that the kind of model that packs were made for sees sequences by itself.
+
+    Raises:
+        ReaderError: it does not, or may have layers that carry a state; or the packs were made for no model.
+    """
+    if batch.model is None:
+        why = f"pack {batch.pack_id} was packed for no model, and some would let its documents see each other"
+    else:
+        kind = batch.model.model_type
+        language = language_model(FAMILIES[kind].text[0] if kind in FAMILIES else kind)
+        if language.own_mask:
+            why = f"{kind} makes its mask without position_ids, so documents of a pack would see each other"
+        elif language.has_states:
+            why = f"{kind} may have layers that carry a state from one document to the next"
+        else:
+            return
+    raise ReaderError(
+        f"{why}: call to_varlen(batch, model=model), which gives such a model what it needs or refuses it"
+    )
 
 
 def _labels(batch: RankBatch) -> dict[str, Int64[Tensor, "1 seq"]]:

@@ -75,13 +75,21 @@ def check_adapters(model: Any) -> None:
 
 
 def check_order(head: Any) -> None:
-    """Refuses trained rows of an output projection that came after it was made to lend its weight to the loss.
+    """Refuses what ``peft`` has put in the place of an output projection after that was made to lend its weight to the
+    loss. Copies of it lend theirs, too.
 
     Raises:
-        ConfigError: they did.
+        ConfigError: it lends none.
     """
-    if hasattr(head, "token_adapter") and not hasattr(type(head), LENDS):
-        raise ConfigError(
-            "the embedding is the output projection, and trainable_token_indices were added after take_packs or "
-            "PackedModel: add adapters first"
-        )
+    saved = getattr(head, "modules_to_save", {}).values()
+    if hasattr(type(head), LENDS):
+        return
+    if hasattr(head, "token_adapter"):
+        late = "trainable_token_indices were"
+    elif not all(hasattr(type(each), LENDS) for each in saved):
+        late = "modules_to_save with ensure_weight_tying were"
+    else:
+        return
+    raise ConfigError(
+        f"the embedding is the output projection, and {late} added after take_packs or PackedModel: add adapters first"
+    )

@@ -165,9 +165,11 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
-    # products of groups, which experts take by default, do not exist in float64
-    if dtype == torch.float64 and getattr(model, "_can_set_experts_implementation", bool)():
-        model.set_experts_implementation("eager")
+    # products of groups, which experts take by default, do not exist in float64; a part may have experts without the
+    # whole knowing of them
+    for part in model.modules() if dtype == torch.float64 else ():
+        if getattr(part, "_can_set_experts_implementation", bool)():
+            part.set_experts_implementation("eager")
     follow_states(model)
     if family is not None and family.side_by_side:  # as transformers builds it, it would look for a package by the name
         for module in model.modules():

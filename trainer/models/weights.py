@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.files.printed import several
 from preshard.schemas.model.families import Version
 from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models.folder import one_line
@@ -85,9 +86,8 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
     fill(dict(passing.named_buffers()))
     if missing := fill.left | set(info["missing_keys"]):
         first, *more = sorted(missing)
-        raise ConfigError(
-            f"--model {folder} has no weights for {first} and {len(more)} more parameters; give a complete folder"
-        )
+        others = f" and {several(len(more), 'more parameter')}" if more else ""
+        raise ConfigError(f"--model {folder} has no weights for {first}{others}; give a complete folder")
 
 
 def _as_plain_numbers(folder: str | Path) -> dict[str, Any]:

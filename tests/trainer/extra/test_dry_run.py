@@ -200,7 +200,7 @@ def test_nothing_stays(folder_of: Folders) -> None:
         ({"dry_run": False, "world": 8}, "--world is given without --dry-run"),
         ({"cp_rank": 4, "ring": 4}, "--cp-rank is 4; --ring 4 x --ulysses 1 ranks share a pack: take 0 to 3"),
         ({"pack": 10**6}, "--pack is 1000000; the dataset has the packs 0 to"),
-        ({"ring": 4, "world": 6}, "6 processes do not divide by"),
+        ({"ring": 4, "world": 6}, "6 processes cannot be divided by"),
     ],
 )
 def test_what_is_refused(folder_of: Folders, given: dict[str, Any], message: str) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from repacked import packed
+from transformers_alone import load_transformers
 
 from preshard.data import PackedDataset, to_varlen
 from preshard.schemas.errors import ReaderError
@@ -91,7 +93,8 @@ def test_rows_of_several_sequences_and_their_columns(tmp_path: Path) -> None:
     (tmp_path / "s" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = ["seq_len=64", "block_size=16", "cp_sizes=[1]", "ring_degrees=[1]", "token_columns={logprobs: float32}"]
     [batch] = PackedDataset(str(packed(tmp_path / "s", tmp_path / "out", [*settings, "layouts=[contiguous]"])))
-    given = to_varlen(batch, with_columns=True)
+    model = SimpleNamespace(config=load_transformers().AutoConfig.for_model("qwen3"))
+    given = to_varlen(batch, model=model, with_columns=True)
     tokens, edges = given["input_ids"][0], given["cu_seq_lens_q"].tolist()
     found = {
         tuple(tokens[a:b].tolist()): (
@@ -106,7 +109,7 @@ def test_rows_of_several_sequences_and_their_columns(tmp_path: Path) -> None:
         (1, 7): ([0, 1], [-3, 0]),
         (1, 8, 9): ([0, 1, 2], [-4, -5, 0]),
     }
-    assert "columns.logprobs" not in to_varlen(batch)
+    assert "columns.logprobs" not in to_varlen(batch, model=model)
     for name in ("cu_seqlens_padded", "document_lengths", "cu_seqlens_local"):
         with pytest.raises(ReaderError, match="a room for each document"):
             getattr(batch, name)

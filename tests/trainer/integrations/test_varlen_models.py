@@ -43,8 +43,8 @@ def made(config: dict[str, Any], attention: str) -> Any:
     return model.eval()
 
 
-def apart(reader: Any, **given: Any) -> float:
-    batch = pack_of(LENGTHS, VOCABULARY)
+def apart(reader: Any, packed_for: ModelEntry | None = None, **given: Any) -> float:
+    batch = replace(pack_of(LENGTHS, VOCABULARY), model=packed_for)
     with torch.no_grad():
         documents = (batch.tokens[batch.doc_ids == number][None] for number in range(len(LENGTHS)))
         alone = torch.cat([reader(input_ids=each, use_cache=False).logits[0] for each in documents])
@@ -60,7 +60,8 @@ def test_models_that_make_their_own_masks_get_one(kind: str, attention: str) -> 
     if model is None:
         assert (kind, attention) == ("gpt_oss", "sdpa")
         return
-    assert apart(model) > 1000 * CLOSE, "without a mask nothing was mixed, so the mask changed nothing"
+    plain = ModelEntry.model_construct(model_type="llama", row_ids=[])
+    assert apart(model, plain) > 1000 * CLOSE, "without a mask nothing was mixed, so the mask changed nothing"
     assert apart(model, model=model) < CLOSE
 
 
@@ -87,12 +88,18 @@ def test_every_followed_model_keeps_documents_apart() -> None:
 
 
 def test_what_a_model_would_mix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when a dataset's own kind of model is forgotten, or images and videos go to a model that confuses them."""
-    entry = ModelEntry.model_construct(model_type="gpt_oss", row_ids=[])
-    with pytest.raises(
-        ReaderError, match=r"gpt_oss makes its mask without position_ids.*to_varlen\(batch, model=model"
-    ):
-        to_varlen(replace(pack_of(LENGTHS, VOCABULARY), model=entry))
+    """Fails when a dataset's own kind of model is forgotten, packs for no model go to any, or images and videos go to a
+    model that confuses them.
+    """
+    for kind, said in {
+        None: "pack 0 was packed for no model",
+        "gpt_oss": "gpt_oss makes its mask without position_ids",
+        "qwen3_next": "qwen3_next may have layers that carry a state",
+        "qwen3_5": "qwen3_5 may have layers that carry a state",
+    }.items():
+        entry = kind and ModelEntry.model_construct(model_type=kind, row_ids=[])
+        with pytest.raises(ReaderError, match=rf"{said}.*: call to_varlen\(batch, model=model"):
+            to_varlen(replace(pack_of(LENGTHS, VOCABULARY), model=entry))
     entry = ModelEntry.model_construct(model_type="glm4v", row_ids=[5])
     batch = replace(pack_of(LENGTHS, VOCABULARY), model=entry, units=("an image", "a video"))
     both: dict[str, Any] = dict.fromkeys(("pixel_values", "pixel_values_videos"))

@@ -42,6 +42,7 @@ TARGETS: dict[str, Any] = {
     "output": {"target_modules": ["lm_head"]},
     "saved embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "saved output": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "saved both": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [10, 11, 12]},
 }
 """Where adapters are put. Kinds that put something before the tokens have no place, and count as ``projections``."""

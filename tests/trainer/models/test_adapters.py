@@ -21,6 +21,8 @@ SOME = [
     ("LORA", "embedding", "after", False, ""),
     ("LORA", "output", "before", False, "has an adapter of its output projection"),
     ("LORA", "output", "after", False, "has an adapter of its output projection"),
+    ("LORA", "saved both", "before", True, ""),
+    ("LORA", "saved both", "after", True, "modules_to_save with ensure_weight_tying were added after take_packs"),
     ("LORA", "tokens", "after", True, "trainable_token_indices were added after take_packs"),
     ("TRAINABLE_TOKENS", "embedding", "before", True, "has an adapter of its output projection"),
     ("IA3", "projections", "after", True, ""),

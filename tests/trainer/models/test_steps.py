@@ -18,8 +18,11 @@ SOME: list[tuple[str, dict[str, Any]]] = [
     ("apertus", {}),
     ("qwen3_moe", {}),
     ("hunyuan_v1_moe", {"moe_topk": [1, 2]}),
+    ("internvl, qwen3_moe", {}),
 ]
-"""Models whose blocks have another name, whose activations have weights, and whose experts are in float64."""
+"""Models whose blocks have another name, whose activations have weights, and whose experts are in float64, of which the
+whole model may not know.
+"""
 
 
 @cache

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from packed_ranks import load_on_a_rank, train_job
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.export import export_checkpoint, export_model, main
-from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.mesh import ContextParallel, Mesh
 from preshard.trainer.core.sharding import shard_model
 from preshard.trainer.data import PackedDataset
+from preshard.trainer.integrations.hugging_face import OnPacks, take_packs
 from preshard.trainer.models import PackedModel, load_model
 
 
@@ -96,24 +99,49 @@ FURTHER = {
 """Models by a layer behind their last one that predicts further tokens; of the first, the embedding is the output."""
 
 
-@pytest.mark.parametrize("family", FURTHER)
-def test_the_export_has_the_names_of_the_source(gloo_pool: Any, tmp_path: Path, family: str) -> None:
-    """Fails when layers for multi-token prediction vanish, or a tied weight is written once for each of its names on
-    more than one rank.
-    """
+def write_further(source: Path, family: str) -> dict[str, Tensor]:
+    """A folder with such a layer; its tensors."""
     config, layer = FURTHER[family]
-    source, target = tmp_path / "model", tmp_path / "out"
     write_model_folder(source, family, vocabulary=300, files={"config.json": config})
     made: Any = load_model(source, from_scratch=True, seed=1)
     made.save_pretrained(source)
     stored = load_file(source / "model.safetensors")
     stored |= {f"{layer}.{name}.weight": torch.rand(3, 5) for name in ("eh_proj", "mlp.up_proj")}
     save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    return stored
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_the_export_has_the_names_of_the_source(gloo_pool: Any, tmp_path: Path, family: str) -> None:
+    """Fails when layers for multi-token prediction vanish, or a tied weight is written once for each of its names on
+    more than one rank.
+    """
+    source, target = tmp_path / "model", tmp_path / "out"
+    stored = write_further(source, family)
     gloo_pool.run(exported, str(source), str(target), dp_shard=2)
     found = load_file(target / "model.safetensors")
     assert found.keys() == stored.keys()
     assert ("lm_head.weight" in found) == (family == "qwen3")
     assert all(each.equal(stored[name]) for name, each in found.items())
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_other_peoples_trainer_saves_them_too(tmp_path: Path, family: str) -> None:
+    """Fails when layers for multi-token prediction vanish from what ``transformers.Trainer`` saves."""
+    from transformers import Trainer
+
+    source, target = tmp_path / "model", tmp_path / "out"
+    stored = write_further(source, family)
+    kind: Any = type("PackTrainer", (OnPacks, Trainer), {})
+    trainer = kind.__new__(kind)
+    trainer.model = take_packs(load_model(source), ContextParallel())
+    trainer.args = SimpleNamespace(should_save=True, output_dir=str(target))
+    trainer.processing_class = trainer.data_collator = None
+    trainer._save()
+    found = load_file(target / "model.safetensors")
+    assert found.keys() == stored.keys()
+    assert all(each.equal(stored[name]) for name, each in found.items())
+    load_model(target)
 
 
 def test_no_rank_waits_for_one_that_cannot_write(gloo_pool: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from preshard.schemas.files.printed import several
 from preshard.schemas.model.memory import USABLE
 from preshard.trainer.extra.dry_run.run import DryRun
 from preshard.trainer.extra.memory_check import GIB
@@ -20,7 +21,8 @@ def describe(run: DryRun) -> list[str]:
     lines = [
         f"rank {run.rank} of {run.world} on an imagined {config.gpu}: --ulysses {config.ulysses} --ring {config.ring} "
         f"--attention {config.attention}, {config.dtype}, recompute {config.recompute}; no GPU has confirmed this",
-        f"packs {', '.join(map(str, run.packs))}: {run.tokens:,} tokens and {run.patches:,} patches on this rank",
+        f"{'pack' if len(run.packs) == 1 else 'packs'} {', '.join(map(str, run.packs))}: "
+        f"{several(run.tokens, 'token')} and {several(run.patches, 'patch')} on this rank",
         f"memory: at most {_gib(run.peak)} of {_gib(usable)} GiB, {fits}, in the {during}; {_gib(run.state)} between "
         f"steps{estimate}",
         "  " + ", ".join(f"{part} {_gib(size)}" for part, size in run.parts.items()),
@@ -36,10 +38,12 @@ def describe(run: DryRun) -> list[str]:
     lines.append(f"copied to the device: {_gib(there)} GiB, to the host: {_gib(back)} GiB")
     lines.append("collectives:")
     for (phase, kind), (calls, size) in run.collectives.items():
-        lines.append(f"  {phase} {kind}: {calls:,} calls, {_gib(size)} GiB")
+        lines.append(f"  {phase} {kind}: {several(calls, 'call')}, {_gib(size)} GiB")
     lines.append("operators on the device:")
     for kind, name in CLASSES.items():
-        lines.append(f"  {name}: {run.kernels_of(kind):,} calls, {_gib(run.moved_by(kind))} GiB read and written")
+        lines.append(
+            f"  {name}: {several(run.kernels_of(kind), 'call')}, {_gib(run.moved_by(kind))} GiB read and written"
+        )
     return lines
 
 
