@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pyarrow.fs import FileSystem
 from torch.utils.data import IterableDataset
@@ -16,8 +16,8 @@ from preshard.schemas.errors import ReaderError
 from preshard.schemas.files.printed import several
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
-from preshard.trainer.data.mixture import MixedDatasets, check_alike, whole_shares
-from preshard.trainer.data.order import OneDataset
+from preshard.trainer.data.mixture import EndlessEpochs, check_alike, whole_shares
+from preshard.trainer.data.order import SeparateEpochs
 from preshard.trainer.data.position import Position
 from preshard.trainer.data.reader import PackReader, RankPart
 
@@ -28,10 +28,10 @@ Weighted = tuple[str | Path, float]
 class PackedDataset(IterableDataset[RankBatch]):
     """Iterates over the steps of an epoch; each gives one rank's ``RankBatch`` of one pack.
 
-    Step s takes the packs ``[s * dp_size, (s + 1) * dp_size)`` of the epoch's order (see
-    :mod:`preshard.trainer.data.order`), and data-parallel rank d the d-th of them. Every rank of a context-parallel
-    group gets the same pack. If the packs do not divide by ``dp_size``, the last ones are left out: collectives would
-    hang in a step that some ranks sit out.
+    Each step takes the next ``dp_size`` packs of the order (see :mod:`preshard.trainer.data.order`), and data-parallel
+    rank d the d-th of them. Every rank of a context-parallel group gets the same pack. A step that begins in one epoch
+    and ends in the next belongs to the first, so in any number of steps no pack comes more than once more often than
+    another. With ``tail="drop"`` each epoch begins with a step of its own, and packs that fill no step are left out.
 
     Of each sample it reads the header part and this rank's crops, two ranges of bytes, and nothing else; ``bytes_read``
     counts them. It can be pickled and works in a ``DataLoader`` with any number of workers: pass ``batch_size=None``,
@@ -48,7 +48,6 @@ class PackedDataset(IterableDataset[RankBatch]):
     all of them, all from one dataset. Each dataset goes through epochs of its own, so that every pack comes once before
     any of its dataset comes again. ``n_packs`` is the number of packs of all, and an epoch of the mixture is that many
     packs of the stream, whichever these are: small weights go through less of their dataset, large ones through more.
-    Nothing is left out at its end; the next iteration goes on where the last whole step ended.
 
     Args:
         path: the dataset's folder, a path or a URI that pyarrow opens; or several of them with their weights.
@@ -63,6 +62,8 @@ class PackedDataset(IterableDataset[RankBatch]):
             gain. The balanced layouts exist only where they were packed.
         seed: chooses the orders of the epochs.
         epoch: the epoch to start with.
+        tail: packs at an epoch's end that fill no step: ``wrap`` joins them with the next epoch's first ones, ``drop``
+            leaves them out, where there is one dataset.
         filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
 
     Raises:
@@ -85,6 +86,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         layout: str = "contiguous",
         seed: int = 0,
         epoch: int = 0,
+        tail: Literal["wrap", "drop"] = "wrap",
         filesystem: FileSystem | None = None,
     ) -> None:
         part = RankPart(scheme=layout, ulysses_degree=ulysses_degree, ring_degree=ring_degree, cp_rank=cp_rank)
@@ -101,12 +103,12 @@ class PackedDataset(IterableDataset[RankBatch]):
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self.cp_rank, self.cp_size = cp_rank, self.split.cp_size
         self.seed = seed
-        self._order, self.dataset_id = _stream(self.readers, [weight for _, weight in given], seed)
+        self._order, self.dataset_id = _stream(self.readers, [weight for _, weight in given], seed, tail)
         if self.n_packs < dp_size:
             raise ReaderError(
                 f"dp_size is {dp_size}; the dataset has only {several(self.n_packs, 'pack')}: take at most as many"
             )
-        name = {"dataset_id": self.dataset_id, "seed": seed}
+        name = {"dataset_id": self.dataset_id, "seed": seed, "tail": tail}
         self._position = Position(self._order, name=name, dp_size=dp_size)
         self.set_epoch(epoch)
 
@@ -122,7 +124,7 @@ class PackedDataset(IterableDataset[RankBatch]):
 
     @property
     def is_mixture(self) -> bool:
-        """Whether there are several datasets, so that no pack is left out at an epoch's end."""
+        """Whether there are several datasets."""
         return len(self.readers) > 1
 
     @property
@@ -145,7 +147,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         return len(self._position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch; but where a position inside of it has just been loaded, stays there.
+        """Goes to the first step that begins in an epoch; where a position in it has just been loaded, stays there.
 
         So a loop over epochs that begins with the loaded one finishes that one first. Workers of a loader, persistent
         ones too, begin their next pass where the dataset in the main process is set.
@@ -170,11 +172,12 @@ class PackedDataset(IterableDataset[RankBatch]):
         """Goes to a position: the next step takes packs that no earlier step has taken.
 
         The position counts packs, so it is valid for any ``dp_size``, any split of the sequence and any number of
-        workers; load it before they start.
+        workers; load it before they start. It may also be the whole state of a ``StatefulDataLoader`` around such a
+        dataset or its ``PackStream``, saved by any number of workers and data-parallel ranks.
 
         Raises:
-            ReaderError: a field is missing, the datasets, weights or seed differ, the position lies outside the epoch,
-                or the state is of a worker, and this is no such worker.
+            ReaderError: a field is missing, the datasets, weights, seed or tail differ, the position lies outside the
+                epoch, or the state is of a worker, and this is no such worker.
         """
         self._position.load_state_dict(state)
 
@@ -194,11 +197,11 @@ class PackedDataset(IterableDataset[RankBatch]):
         """This rank's part of one step, wherever the dataset itself is; for samplers that say which step comes next.
 
         Args:
-            epoch: from 0. Those of a mixture follow one another in its stream, ``steps_per_epoch`` steps each.
+            epoch: from 0. They follow one another in the stream, ``steps_per_epoch`` steps each.
             step: of the epoch, from 0 and below ``steps_per_epoch``.
         """
         position = step * self.dp_size
-        if self.is_mixture:
+        if isinstance(self._order, EndlessEpochs):
             epoch, position = self._order.normal(0, (epoch * self.steps_per_epoch + step) * self.dp_size)
         return self._read(step, epoch, position, self._position.state_at(epoch, position + self.dp_size))
 
@@ -220,19 +223,25 @@ class PackedDataset(IterableDataset[RankBatch]):
 
 
 def _stream(
-    readers: Sequence[PackReader], weights: Sequence[float], seed: int
-) -> tuple[OneDataset | MixedDatasets, str]:
+    readers: Sequence[PackReader], weights: Sequence[float], seed: int, tail: str
+) -> tuple[SeparateEpochs | EndlessEpochs, str]:
     """The order of the packs, and the id under which a state names what they are of."""
     ids = [reader.files.manifest.dataset_id for reader in readers]
     sizes = [len(reader.packs) for reader in readers]
     windows = [reader.config.order.window for reader in readers]
     phases = [reader.files.manifest.phases for reader in readers]
+    if tail not in ("wrap", "drop"):
+        raise ReaderError(f"tail is {tail!r}; it must be 'wrap' or 'drop'")
     if len(readers) == 1:
-        return OneDataset(sizes[0], window=windows[0], seed=seed, phases=phases[0]), ids[0]
+        if tail == "drop":
+            return SeparateEpochs(sizes[0], window=windows[0], seed=seed, phases=phases[0]), ids[0]
+        return EndlessEpochs(sizes, windows=windows, shares=[1], seed=seed, phases=phases), ids[0]
+    if tail == "drop":
+        raise ReaderError("tail is 'drop', and a mixture of datasets has no epoch that ends: leave it out")
     check_alike([(reader.files.location, reader.files.manifest, reader.config) for reader in readers])
     shares = whole_shares(weights)
     name = " + ".join(f"{share} x {each}" for share, each in zip(shares, ids, strict=True))
-    return MixedDatasets(sizes, windows=windows, shares=shares, seed=seed, phases=phases), name
+    return EndlessEpochs(sizes, windows=windows, shares=shares, seed=seed, phases=phases), name
 
 
 def _check_rank(name: str, rank: int, size_name: str, size: int) -> None:

@@ -137,15 +137,15 @@ def turns(shares: Sequence[int]) -> Int64[np.ndarray, "period"]:
     return found
 
 
-class MixedDatasets:
-    """The endless stream of packs of several datasets.
+class EndlessEpochs:
+    """The endless stream of packs of one or several datasets.
 
     It consists of chunks, each from one dataset: as many packs as divide the ``order.window`` of all of them, so that a
     step lies in one chunk and its packs cost nearly the same. Each dataset goes through epochs of its own, each a
     shuffle of all its packs; where an epoch does not end with a chunk, the next one begins in it.
 
-    An epoch of the mixture is as many packs of the stream as the datasets have together. No pack is left out at its
-    end: a step may begin in one epoch and end in the next.
+    An epoch of the stream is as many packs as the datasets have together. No pack is left out at its end: a step may
+    begin in one epoch and end in the next.
 
     Args:
         sizes: packs of each dataset.
@@ -177,7 +177,7 @@ class MixedDatasets:
         self._orders: dict[int, tuple[int, EpochOrder]] = {}
 
     def place(self, epoch: int, position: int) -> tuple[int, int]:
-        """Dataset and pack at a position of an epoch of the mixture."""
+        """Dataset and pack at a position of an epoch of the stream."""
         chunk, inside = divmod(epoch * self.n_packs + position, self.chunk)
         period, turn = divmod(chunk, len(self._turns))
         dataset = int(self._turns[turn])
@@ -202,13 +202,19 @@ class MixedDatasets:
         return known[1]
 
     def steps_left(self, position: int, dp_size: int) -> int:
-        """Whole steps from a position to the epoch's end; to that of the next one if there is none."""
-        left = self.n_packs - position
-        return (left if left >= dp_size else left + self.n_packs) // dp_size
+        """Steps from a position on that begin before the epoch's end; the last one may end in the next epoch."""
+        return -(-(self.n_packs - position) // dp_size)
 
     def normal(self, epoch: int, position: int) -> tuple[int, int]:
         """A position as a state has it: with the epoch that the next pack belongs to."""
         return divmod(epoch * self.n_packs + position, self.n_packs)
+
+    def first_position(self, epoch: int, after: tuple[int, int], dp_size: int) -> int:
+        """Position of the first step that begins in an epoch: of those that follow each other from ``after`` on, which
+        an earlier job with another ``dp_size`` may have reached; before that, from the start of the stream on.
+        """
+        earlier, position = after if 0 < epoch >= after[0] else (0, 0)
+        return (position - (epoch - earlier) * self.n_packs) % dp_size
 
     def next_pass(self, epoch: int, position: int) -> tuple[int, int]:
         """Where a pass begins after one that ended at a position: with the very next pack."""

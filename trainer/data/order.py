@@ -80,8 +80,10 @@ def epoch_order(
     return order.packs_at(np.arange(n_packs))
 
 
-class OneDataset:
+class SeparateEpochs:
     """The stream of packs of a single dataset: one epoch after another, each from its first pack.
+
+    Packs at the end of an epoch that fill no step are left out.
 
     Args:
         n_packs: its packs.
@@ -110,6 +112,10 @@ class OneDataset:
     def normal(self, epoch: int, position: int) -> tuple[int, int]:
         """A position as a state has it."""
         return epoch, position
+
+    def first_position(self, epoch: int, after: tuple[int, int], dp_size: int) -> int:  # noqa: ARG002
+        """Position of the first step of an epoch."""
+        return 0
 
     def next_pass(self, epoch: int, position: int) -> tuple[int, int]:  # noqa: ARG002
         """Where a pass begins after one that ended at a position: packs that fill no step are left out."""

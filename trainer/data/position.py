@@ -11,8 +11,8 @@ from typing import Any
 
 from preshard.schemas.errors import ReaderError
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.data.mixture import MixedDatasets
-from preshard.trainer.data.order import OneDataset
+from preshard.trainer.data.mixture import EndlessEpochs
+from preshard.trainer.data.order import SeparateEpochs
 from preshard.trainer.data.worker import Share, finish_sending_at_exit, worker_share
 
 ReadPack = Callable[[int, int, int, dict[str, Any]], RankBatch]
@@ -77,7 +77,7 @@ class Position:
         dp_size: packs of a step.
     """
 
-    def __init__(self, order: OneDataset | MixedDatasets, *, name: dict[str, Any], dp_size: int) -> None:
+    def __init__(self, order: SeparateEpochs | EndlessEpochs, *, name: dict[str, Any], dp_size: int) -> None:
         self._order, self._name, self._dp_size = order, name, dp_size
         self._board, self._seen, self._owner = Board(), 0, os.getpid()
         self._worker: Share | None = None
@@ -95,7 +95,7 @@ class Position:
         if epoch < 0:
             raise ReaderError(f"epoch is {epoch}; epochs count from 0: take 0 or more")
         if not (self._just_loaded and self.epoch == epoch and not self._board.is_lent):
-            self._set(epoch, 0)
+            self._set(epoch, self._order.first_position(epoch, self._begin, self._dp_size))
 
     def _set(self, epoch: int, position: int) -> None:
         self._own()
@@ -138,6 +138,8 @@ class Position:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         mine = self._share(worker_share())
+        if worker_share() is None:
+            state = self._joined(state)
         given = {name: value for name, value in state.items() if name in ("worker", "workers", "dp_size")}
         if given != mine:
             raise ReaderError(
@@ -159,8 +161,33 @@ class Position:
             if type(value) is not int or value < 0 or (most is not None and value > most):
                 limit = "a whole number from 0" if most is None else f"from 0 to {most}, the dataset's number of packs"
                 raise ReaderError(f"state's {name} is {value!r}; it must be {limit}: take a state as it was returned")
-        self._set(state["epoch"], state["position"])
+        self._set(*self._order.normal(state["epoch"], state["position"]))
         self._given, self._just_loaded = state.get("steps", 0), True
+
+    def _joined(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A position of all workers from the state of a ``StatefulDataLoader`` (torchdata 0.11); others as they are.
+
+        Workers take turns, so what they have given is known from how many steps that is.
+        """
+        if "_snapshot" not in state:
+            return state["dataset_state"] if "_sampler_iter_yielded" in state else state
+        later = state["_steps_since_snapshot"]
+        workers = [each["dataset_state"] for each in state["_snapshot"]["_worker_snapshots"].values()]
+        if len(workers) == 1:
+            if later:
+                raise ReaderError(
+                    f"state is {later} steps behind its loader: save with snapshot_every_n_steps=1, or resume with the "
+                    "same num_workers and dp_size by the loader's own load_state_dict"
+                )
+            return workers[0]
+        dp_size, at = workers[0]["dp_size"], (workers[0]["epoch"], workers[0]["position"])
+        if not 1 <= dp_size <= self._order.n_packs:
+            raise ReaderError(f"state's dp_size is {dp_size!r}; it must be from 1 to {self._order.n_packs} packs")
+        steps = later + sum(each["steps"] for each in workers)
+        while steps > (left := self._order.steps_left(at[1], dp_size)):
+            steps, at = steps - left, self._order.next_pass(at[0], at[1] + left * dp_size)
+        epoch, position = self._order.normal(at[0], at[1] + steps * dp_size)
+        return {name: workers[0][name] for name in self._name} | {"epoch": epoch, "position": position}
 
     def iterate(self, read: ReadPack, *, endless: bool) -> Iterator[RankBatch]:
         """This process's share of the steps from the current position on."""

@@ -20,7 +20,7 @@ from simulated_workers import SimulatedWorkers
 from preshard.schemas.errors import ReaderError
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import PackStream, make_loader
-from preshard.trainer.data.mixture import FINEST, MixedDatasets, parse_weighted, turns, whole_shares
+from preshard.trainer.data.mixture import FINEST, EndlessEpochs, parse_weighted, turns, whole_shares
 from preshard.trainer.data.order import EpochOrder
 from tests.support.hostile_datasets import read_manifest, seal
 
@@ -126,7 +126,7 @@ SIZES, WINDOWS = (2_503, 1_945, 834), (64, 128, 64)
 @pytest.fixture(scope="module")
 def long_stream() -> np.ndarray:
     """(dataset, pack) of the first packs of a large mixture."""
-    mixture = MixedDatasets(SIZES, windows=WINDOWS, shares=whole_shares(WEIGHTS), seed=5)
+    mixture = EndlessEpochs(SIZES, windows=WINDOWS, shares=whole_shares(WEIGHTS), seed=5)
     return np.array([mixture.place(0, at) for at in range(9_984)])
 
 
@@ -157,7 +157,7 @@ def test_elastic_jobs_take_every_pack_as_often_as_they_should(
     three: list[tuple[Path, float]], ids_only: Callable[[PackedDataset], PackedDataset]
 ) -> None:
     """Fails when a change of ranks skips or repeats a pack: 20 jobs that stop and go on with other ranks 6 times."""
-    reference = MixedDatasets([10, 10, 10], windows=[4, 4, 4], shares=whole_shares(WEIGHTS), seed=1)
+    reference = EndlessEpochs([10, 10, 10], windows=[4, 4, 4], shares=whole_shares(WEIGHTS), seed=1)
     opened = {
         size: [ids_only(PackedDataset(three, dp_rank=rank, dp_size=size, seed=1)) for rank in range(size)]
         for size in (1, 2, 3, 4, 7)
@@ -194,8 +194,8 @@ def test_passes_of_a_mixture_leave_nothing_out(
         steps = list(zip(*ranks, strict=True))
         assert len(steps) == lengths[-1]
         seen += [(batch.dataset, batch.pack_id) for step in steps for batch in step]
-    assert lengths == [7, 8, 7, 8, 7], "30 packs an epoch"
-    reference = MixedDatasets([10, 10, 10], windows=[4, 4, 4], shares=whole_shares(WEIGHTS), seed=2)
+    assert lengths == [8, 7, 8, 7, 8], "30 packs an epoch"
+    reference = EndlessEpochs([10, 10, 10], windows=[4, 4, 4], shares=whole_shares(WEIGHTS), seed=2)
     assert seen == [reference.place(0, at) for at in range(len(seen))]
     assert ranks[0].is_mixture
     assert ranks[0].n_packs == 30
@@ -206,7 +206,7 @@ def test_workers_of_a_mixture_resume_at_every_step(
     three: list[tuple[Path, float]], ids_only: Callable[[PackedDataset], PackedDataset], whole: Callable[..., Any]
 ) -> None:
     """Fails when a step that begins in one epoch and ends in the next is lost or doubled by workers that resume."""
-    reference = MixedDatasets([10, 10, 10], windows=[4, 4, 4], shares=whole_shares(WEIGHTS), seed=2)
+    reference = EndlessEpochs([10, 10, 10], windows=[4, 4, 4], shares=whole_shares(WEIGHTS), seed=2)
     mixture = ids_only(PackedDataset(three, dp_rank=2, dp_size=4, seed=2))
     mixture.load_state_dict(next(iter(mixture)).state)
     count = 16 if whole is PackStream else len(mixture)
@@ -272,7 +272,7 @@ def test_no_dataset_at_all() -> None:
 
 def test_an_epoch_goes_on_where_the_one_before_it_ended() -> None:
     """Fails when each epoch of a mixture begins with the same packs, and some are never read."""
-    mixture = MixedDatasets([10, 7], windows=[4, 6], shares=[2, 1], seed=3)
+    mixture = EndlessEpochs([10, 7], windows=[4, 6], shares=[2, 1], seed=3)
     for epoch, position in ((1, 0), (1, 5), (2, 16), (7, 3)):
         assert mixture.place(epoch, position) == mixture.place(0, 17 * epoch + position)
     assert len({mixture.place(epoch, 0) for epoch in range(17)}) > 4

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from preshard.schemas.dataset.step_order import part_size
-from preshard.trainer.data.order import OneDataset, epoch_order
+from preshard.trainer.data.order import SeparateEpochs, epoch_order
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_order_is_the_same_as_it_was() -> None:
 @pytest.mark.parametrize(("position", "dp_size", "steps"), [(0, 1, 10), (0, 4, 2), (3, 4, 1), (7, 4, 0), (10, 1, 0)])
 def test_steps_left_are_whole(position: int, dp_size: int, steps: int) -> None:
     """Fails when a step that lacks packs counts, or those that have been read."""
-    assert OneDataset(10, window=2, seed=0).steps_left(position, dp_size) == steps
+    assert SeparateEpochs(10, window=2, seed=0).steps_left(position, dp_size) == steps
 
 
 def test_groups_stay_in_their_phases() -> None:

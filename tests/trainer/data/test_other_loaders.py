@@ -22,6 +22,7 @@ from torchdata.stateful_dataloader.stateful_dataloader import _StatefulMultiProc
 from preshard.schemas.errors import ReaderError
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import PackStream, make_loader
+from preshard.trainer.data.mixture import EndlessEpochs
 from preshard.trainer.data.order import epoch_order
 
 Open = Callable[..., PackedDataset]
@@ -41,8 +42,12 @@ def opened(packed: Path, ids_only: Callable[[PackedDataset], PackedDataset]) -> 
     return lambda **given: ids_only(PackedDataset(packed, seed=5, **given))
 
 
-def _packs(count: int, dp_rank: int = 0, dp_size: int = 1, epoch: int = 0) -> list[int]:
-    """The first packs from the start of an epoch on, by the definition."""
+def _packs(count: int, dp_rank: int = 0, dp_size: int = 1, epoch: int = 0, tail: str = "wrap") -> list[int]:
+    """The first packs of a rank from the start of an epoch on, by the definition."""
+    if tail == "wrap":
+        stream = EndlessEpochs([10], windows=[4], shares=[1], seed=5)
+        first = -10 * epoch % dp_size + dp_rank
+        return [stream.place(epoch, first + step * dp_size)[1] for step in range(count)]
     found: list[int] = []
     while len(found) < count:
         found += epoch_order(10, window=4, seed=5, epoch=epoch).tolist()[dp_rank : 10 // dp_size * dp_size : dp_size]
@@ -75,13 +80,14 @@ def _ids(batches: Any, count: int | None = None) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("dp_size", [1, 3])
+@pytest.mark.parametrize(("dp_size", "tail"), [(1, "wrap"), (3, "wrap"), (3, "drop")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_workers_resume_at_every_step(opened: Open, kind: str, dp_size: int, workers: int) -> None:
+def test_workers_resume_at_every_step(opened: Open, kind: str, dp_size: int, tail: str, workers: int) -> None:
     """Fails when a worker's state is not what this worker has given: others' packs would be lost or come twice."""
-    part = {"dp_rank": dp_size - 1, "dp_size": dp_size}
-    expected = _packs(10 // dp_size if kind == "pass" else 22, **part)
-    assert kind == "pass" or len(expected) > 10 // dp_size, "an epoch ends on the way"
+    part = {"dp_rank": dp_size - 1, "dp_size": dp_size, "tail": tail}
+    in_epoch = 10 // dp_size + (tail == "wrap" and 10 % dp_size > 0)
+    expected = _packs(in_epoch if kind == "pass" else 22, **part)
+    assert kind == "pass" or len(expected) > in_epoch, "an epoch ends on the way"
     chosen = random.Random(workers)
     for stop in range(len(expected) + 1):
         loader = SimulatedWorkers(KINDS[kind](opened(**part)), workers)
@@ -92,8 +98,46 @@ def test_workers_resume_at_every_step(opened: Open, kind: str, dp_size: int, wor
         again = SimulatedWorkers(KINDS[kind](opened(**part)), workers, loader.states, given=stop)
         assert again.states == loader.states
         assert seen + [again.give().pack_id for _ in range(len(expected) - stop)] == expected
-        if kind == "pass":
+        if kind == "pass" and (workers > 1 or tail == "drop" or stop < len(expected)):  # else it is the next epoch's
             assert not any(again.give() for _ in range(2 * workers))
+
+
+@pytest.mark.parametrize("tail", ["wrap", "drop"])
+def test_a_torchdata_state_goes_on_with_other_ranks_and_workers(opened: Open, tail: str) -> None:
+    """Fails when what workers have given is not joined to one position: of 4 ranks with 2 workers, which read ahead,
+    to 3 with none and 2 with 3; at every step, in the second epoch too, and between two snapshots.
+    """
+    shapes = [(4, 2, 1), (4, 2, 3), (4, 0, 1), (3, 3, 2), (4, 1, 1)]
+    for dp_size, workers, every in shapes:
+        opened_as: dict[str, Any] = {"dp_size": dp_size, "tail": tail}
+        loader = _forked(PackStream(opened(**opened_as)), workers, snapshot_every_n_steps=every)
+        for steps, batch in enumerate(itertools.islice(loader, 7), start=1):
+            state = json.loads(json.dumps(loader.state_dict()))
+            for then in (1, 3):
+                ours, theirs = (opened(dp_size=then, tail=tail) for _ in range(2))
+                ours.load_state_dict(state)
+                theirs.load_state_dict(batch.state)
+                assert _ids(PackStream(ours), 9) == _ids(PackStream(theirs), 9), (dp_size, workers, every, steps)
+        assert batch.state["epoch"] > 0
+
+
+def test_a_torchdata_state_that_cannot_be_joined_is_refused(opened: Open) -> None:
+    """Fails when a position is guessed from one worker's snapshot, or one is joined from what no loader has saved."""
+    loader = _forked(PackStream(opened()), 1, snapshot_every_n_steps=2)
+    batches = iter(loader)
+    _ids(batches, 3)
+    with pytest.raises(ReaderError, match="state is 1 steps behind its loader: save with snapshot_every_n_steps=1"):
+        opened().load_state_dict(loader.state_dict())
+    loader = _forked(PackStream(opened()), 2)
+    batches = iter(loader)
+    _ids(batches, 3)
+    state = loader.state_dict()
+    for each in state["_snapshot"]["_worker_snapshots"].values():
+        each["dataset_state"]["dp_size"] = 11
+    with pytest.raises(ReaderError, match="state's dp_size is 11; it must be from 1 to 10 packs"):
+        opened().load_state_dict(state)
+    with pytest.raises(ReaderError, match="state is of tail 'wrap', not 'drop'"):
+        opened(tail="drop").load_state_dict(_forked(PackStream(opened()), 0).state_dict())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -172,7 +216,7 @@ def test_states_of_others_are_refused(opened: Open) -> None:
         list(itertools.islice(stream, 8))
         past_the_epoch = stream.state_dict()
         with pytest.raises(ReaderError, match="state is of all packs so far, not of worker 1 of 2 at dp_size 1"):
-            dataset.load_state_dict({name: ours[name] for name in ("dataset_id", "seed", "epoch", "position")})
+            dataset.load_state_dict({name: ours[name] for name in ("dataset_id", "seed", "tail", "epoch", "position")})
         with pytest.raises(ReaderError, match="of worker 1 of 2 at dp_size 1, not of worker 1 of 2 at dp_size 2"):
             opened(dp_size=2).load_state_dict(ours)
         with pytest.raises(ReaderError, match="state has no steps"):
@@ -201,7 +245,7 @@ def test_a_position_set_after_the_workers_have_started_is_not_lost(opened: Open,
 
 
 def _at(dataset: PackedDataset, position: int, epoch: int = 0) -> dict[str, Any]:
-    return {"dataset_id": dataset.dataset_id, "seed": 5, "epoch": epoch, "position": position}
+    return {"dataset_id": dataset.dataset_id, "seed": 5, "tail": "wrap", "epoch": epoch, "position": position}
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
