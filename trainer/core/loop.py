@@ -153,8 +153,7 @@ def read_batches(job: Job, mesh: Mesh, device: torch.device, work: StepWork) -> 
         groups=work.groups,
     )
     loader = make_loader(job.dataset, workers=job.config.workers, device=device, list_tiles=tiles)
-    batches: Iterator[RankBatch] = iter(loader)
-    return batches if job.dataset.is_mixture else whole_steps(batches, job)  # a mixture's steps cross its epochs' ends
+    return iter(loader)
 
 
 def _finish(job: Job, model: PackedModel, step: int) -> int:
@@ -276,22 +275,6 @@ def _exchanges(config: TrainConfig) -> dict[str, Any]:
         "overlap": config.overlap,
         "head_stride": config.head_stride,
     }
-
-
-def whole_steps(batches: Iterator[RankBatch], job: Job) -> Iterator[RankBatch]:
-    """The batches, without those at the end of an epoch that do not fill a step of all ranks and micro-batches.
-
-    So steps take the same packs however ``dp_size`` and ``accumulate`` share them, in later epochs too. How many are
-    left out follows from the position alone, which is the same on all ranks.
-    """
-    position, n_packs = job.start.data["position"], job.dataset.n_packs
-    while True:
-        left = n_packs - position
-        for _ in range(left // job.packs_per_step * job.config.accumulate):
-            yield next(batches)
-        for _ in range(left % job.packs_per_step // job.dataset.dp_size):
-            next(batches)
-        position = 0
 
 
 def evaluate(

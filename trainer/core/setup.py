@@ -141,7 +141,7 @@ def make_mesh(config: TrainConfig, world_size: int, device_type: str) -> Mesh:
     )
 
 
-def open_dataset(config: TrainConfig, data: str | list[tuple[str, float]], cp_rank: int, **dealt: int) -> PackedDataset:
+def open_dataset(config: TrainConfig, data: str | list[tuple[str, float]], cp_rank: int, **dealt: Any) -> PackedDataset:
     """A dataset, or several with weights, as a rank of a pack reads it; all packs, unless they are dealt."""
     return PackedDataset(
         data, ulysses_degree=config.ulysses, ring_degree=config.ring, cp_rank=cp_rank, layout=config.layout, **dealt
