@@ -10,6 +10,7 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 from preshard.schemas.errors import ReaderError
+from preshard.schemas.files.printed import several
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.mixture import EndlessEpochs
 from preshard.trainer.data.order import SeparateEpochs
@@ -176,7 +177,7 @@ class Position:
         if len(workers) == 1:
             if later:
                 raise ReaderError(
-                    f"state is {later} steps behind its loader: save with snapshot_every_n_steps=1, or resume with the "
+                    f"state is {several(later, "step")} behind its loader: save with snapshot_every_n_steps=1, or resume with the "
                     "same num_workers and dp_size by the loader's own load_state_dict"
                 )
             return workers[0]

@@ -126,7 +126,7 @@ def test_a_torchdata_state_that_cannot_be_joined_is_refused(opened: Open) -> Non
     loader = _forked(PackStream(opened()), 1, snapshot_every_n_steps=2)
     batches = iter(loader)
     _ids(batches, 3)
-    with pytest.raises(ReaderError, match="state is 1 steps behind its loader: save with snapshot_every_n_steps=1"):
+    with pytest.raises(ReaderError, match="state is 1 step behind its loader: save with snapshot_every_n_steps=1"):
         opened().load_state_dict(loader.state_dict())
     loader = _forked(PackStream(opened()), 2)
     batches = iter(loader)
