@@ -177,8 +177,8 @@ class Position:
         if len(workers) == 1:
             if later:
                 raise ReaderError(
-                    f"state is {several(later, "step")} behind its loader: save with snapshot_every_n_steps=1, or resume with the "
-                    "same num_workers and dp_size by the loader's own load_state_dict"
+                    f"state is {several(later, 'step')} behind its loader: save with snapshot_every_n_steps=1, or "
+                    "resume with the same num_workers and dp_size by the loader's own load_state_dict"
                 )
             return workers[0]
         dp_size, at = workers[0]["dp_size"], (workers[0]["epoch"], workers[0]["position"])
