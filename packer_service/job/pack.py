@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from preshard.packer_service.ingest.carried import FILES, files_to_carry
 from preshard.packer_service.ingest.media.reach import AllowedMedia
@@ -26,8 +25,9 @@ from preshard.packer_service.job.planning.identify import check_duplicates
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.where import check_where
 from preshard.packer_service.job.stages import FEW_BYTES, PackingJob, plan, with_copies, write_missing
+from preshard.packer_service.plan.limits import rejected_when_written
 from preshard.packer_service.report.console import mixture_lines
-from preshard.packer_service.report.planned.limits import rejected_when_written
+from preshard.packer_service.report.run import JobFacts
 from preshard.packer_service.runtime.executors import Executor, OnNodes
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.proof import MOST_ENTRIES, Place, make_proof
@@ -192,31 +192,32 @@ def _run(
         executor=job.executor,
         progress=job.progress,
     )
-    tasks = {"measure_task_seconds": planned.measure_seconds, "write_task_seconds": finished.seconds}
     clock.lap("finish_seconds")
-    limit = rejected_when_written(planned.limit, sum(part.tokens for part in planned.partitions), finished.head.counts)
-    figures = {"mixture": planned.mixture, "limit": limit, "thinned": planned.thinned}
-    kept = {name: None if each is None else each.model_dump(mode="json") for name, each in figures.items()}
-    _commit(job, finished, {**clock.laps, **tasks, **kept})
+    tokens = sum(part.tokens for part in planned.partitions)
+    facts = JobFacts(
+        job=job.claim.record,
+        attempts=job.claim.attempts,
+        finished=now(),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        versions=_versions(),
+        **clock.laps,
+        measure_task_seconds=planned.measure_seconds,
+        write_task_seconds=finished.seconds,
+        mixture=planned.mixture,
+        limit=rejected_when_written(planned.limit, tokens, finished.head.counts),
+        thinned=planned.thinned,
+    )
+    _commit(job, finished, facts)
     return Outcome(manifest=finished.head, already_done=False, seconds=clock.laps)
 
 
-def _commit(job: PackingJob, finished: Finished, figures: dict[str, Any]) -> None:
+def _commit(job: PackingJob, finished: Finished, facts: JobFacts) -> None:
     """Makes the folder a dataset, which it is from the moment the manifest is there."""
     job.folder.delete_temporary()  # of tasks whose process was killed and that ran again elsewhere
-    facts = {"job": job.claim.record, "attempts": job.claim.attempts, **_host_facts(), **figures}
-    job.folder.write(RUN, json.dumps(facts, indent=1).encode())
+    job.folder.write(RUN, json.dumps(facts.model_dump(mode="json"), indent=1).encode())
     finished.write_manifest(job.folder)
     job.work.delete_all()
-
-
-def _host_facts() -> dict[str, Any]:
-    return {
-        "finished": now(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": _versions(),
-    }
 
 
 @cache

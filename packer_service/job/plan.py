@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.job.planning.measured import FOLDER_FILES
-from preshard.packer_service.report.records import FillLimit, Mixture, Thinned
+from preshard.packer_service.plan.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.runtime.executors import MadeItems
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import KeyRange, read_facts, read_rows, write_rows

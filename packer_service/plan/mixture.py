@@ -11,12 +11,14 @@ sources' shares fit the mixture have exactly the shares of their weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
+from preshard.packer_service.plan.records import Mixture, PhaseShares, SourceShare
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import mix64
 from preshard.schemas.errors import ConfigError
@@ -295,3 +297,29 @@ def choose_phases(
             edges, middle[np.maximum.accumulate(np.where(first, np.arange(len(own)), 0))], "right"
         )
     return phase
+
+
+def mixture_figures(totals: MixtureTotals, config: PackConfig, names: Sequence[str]) -> Mixture:
+    """What became of the sources; every epoch takes the same."""
+    weights, taken = source_weights(config, names), np.array(totals.taken)
+    asked, loss = np.array(totals.available) * weights, totals.loss_weight
+    shares = {
+        name: SourceShare(
+            weight=weights[i],
+            documents=int(totals.documents[i]) * config.epochs,
+            tokens=int(taken[i]) * config.epochs,
+            asked=asked[i] / max(asked.sum(), 1),
+            share=taken[i] / max(taken.sum(), 1),
+            loss_share=None if loss is None else loss[i] / (np.array(loss).sum() or 1.0),
+        )
+        for i, name in enumerate(names)
+    }
+    phases = [
+        PhaseShares(until=phase.until, asked=_shares(names, wanted), shares=_shares(names, got))
+        for phase, wanted, got in zip(config.curriculum, totals.asked_by_phase, totals.taken_by_phase, strict=True)
+    ]
+    return Mixture(left_out=totals.left_out, shares=shares, phases=phases)
+
+
+def _shares(names: Sequence[str], tokens: Sequence[float]) -> dict[str, float]:
+    return {name: number / max(math.fsum(tokens), 1) for name, number in zip(names, tokens, strict=True)}

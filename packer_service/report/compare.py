@@ -8,18 +8,17 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from preshard.packer_service.plan.records import Figures, SourceShare
 from preshard.packer_service.report.dataset import open_dataset, report_figures
 from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES, Better, Figure, shown
 from preshard.packer_service.report.records import (
     Balances,
     DocumentLengths,
-    Figures,
     ImageBalance,
     LayoutBalance,
     Losses,
     PlanFill,
     PlanReport,
-    SourceShare,
     mean_of,
 )
 from preshard.packer_service.report.stored import read_figures

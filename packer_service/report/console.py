@@ -13,15 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from preshard.packer_service.plan.records import FillLimit, Mixture
 from preshard.packer_service.report.compare import ComparedRow, Comparison
 from preshard.packer_service.report.figures import FLOOR, IMAGE_FIGURES, LAYOUT_FIGURES, Figure, shown
 from preshard.packer_service.report.records import (
     Balances,
     DatasetReport,
-    FillLimit,
     ImageBalance,
     LayoutBalance,
-    Mixture,
     PlanReport,
     RejectReason,
     mean_of,

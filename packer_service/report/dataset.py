@@ -6,18 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
+from preshard.packer_service.plan.records import Figures, FillLimit, Mixture, SourceShare, Thinned
 from preshard.packer_service.report.fill import straggler_ratios
-from preshard.packer_service.report.records import (
-    DatasetReport,
-    Figures,
-    FillLimit,
-    Mixture,
-    RejectReason,
-    SourceShare,
-    SourceTotals,
-    StoredFigures,
-    Thinned,
-)
+from preshard.packer_service.report.records import DatasetReport, RejectReason, SourceTotals, StoredFigures
 from preshard.packer_service.report.run import JobFacts, read_run
 from preshard.packer_service.report.stored import read_figures
 from preshard.packer_service.report.tables import read_numbers, table_parts

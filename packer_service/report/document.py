@@ -12,7 +12,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
-from preshard.packer_service.report.records import Figures
+from preshard.packer_service.plan.records import Figures
 from preshard.schemas.files.printed import plain, several
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.sections import ImageBackend

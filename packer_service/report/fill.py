@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,9 +9,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from preshard.packer_service.plan.make import Plan
-from preshard.packer_service.plan.mixture import MixtureTotals, source_weights
 from preshard.packer_service.plan.order import check_dp_sizes, straggler_ratio, window_sizes
-from preshard.packer_service.report.records import FillLimit, Mixture, PhaseShares, PlanFill, SourceShare
+from preshard.packer_service.plan.records import FillLimit
+from preshard.packer_service.report.records import PlanFill
 from preshard.schemas.config import PackConfig
 
 _PERCENTILES = (0, 5, 50, 95, 100)
@@ -105,29 +104,3 @@ def straggler_ratios(
 def _percentiles(cost: Float64[np.ndarray, "packs"]) -> dict[int, float]:
     ordered = np.sort(cost)
     return {p: float(ordered[(len(ordered) - 1) * p // 100]) for p in _PERCENTILES if len(ordered)}
-
-
-def mixture_figures(totals: MixtureTotals, config: PackConfig, names: Sequence[str]) -> Mixture:
-    """What became of the sources; every epoch takes the same."""
-    weights, taken = source_weights(config, names), np.array(totals.taken)
-    asked, loss = np.array(totals.available) * weights, totals.loss_weight
-    shares = {
-        name: SourceShare(
-            weight=weights[i],
-            documents=int(totals.documents[i]) * config.epochs,
-            tokens=int(taken[i]) * config.epochs,
-            asked=asked[i] / max(asked.sum(), 1),
-            share=taken[i] / max(taken.sum(), 1),
-            loss_share=None if loss is None else loss[i] / (np.array(loss).sum() or 1.0),
-        )
-        for i, name in enumerate(names)
-    }
-    phases = [
-        PhaseShares(until=phase.until, asked=_shares(names, wanted), shares=_shares(names, got))
-        for phase, wanted, got in zip(config.curriculum, totals.asked_by_phase, totals.taken_by_phase, strict=True)
-    ]
-    return Mixture(left_out=totals.left_out, shares=shares, phases=phases)
-
-
-def _shares(names: Sequence[str], tokens: Sequence[float]) -> dict[str, float]:
-    return {name: number / max(math.fsum(tokens), 1) for name, number in zip(names, tokens, strict=True)}

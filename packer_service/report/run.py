@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from preshard.packer_service.report.records import Figures, FillLimit, Mixture, Thinned
+from preshard.packer_service.plan.records import Figures, FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.regular import FileRefusedError

@@ -19,8 +19,9 @@ from preshard.packer_service.http.dataset.cache import Cache, size_of
 from preshard.packer_service.http.dataset.folder import RefusedError, ServedFolder, reason_of
 from preshard.packer_service.http.dataset.shard_list import ShardList, check_shards, read_entries
 from preshard.packer_service.http.problems import ProblemError, damaged
+from preshard.packer_service.plan.records import FillLimit, Thinned
 from preshard.packer_service.report.measures import StoredMeasures
-from preshard.packer_service.report.records import FillLimit, StoredFigures, Thinned
+from preshard.packer_service.report.records import StoredFigures
 from preshard.packer_service.report.run import decode_run
 from preshard.packer_service.report.stored import decode_figures
 from preshard.packer_service.report.tables import check_row_groups, numbers_of

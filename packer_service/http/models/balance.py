@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, create_model
 
 from preshard.packer_service.http.models.datasets import PageOf
+from preshard.packer_service.plan.records import Figures
 from preshard.packer_service.report.figures import MEASURED
-from preshard.packer_service.report.records import Figures, ImageBalance, LayoutBalance, Spread
+from preshard.packer_service.report.records import ImageBalance, LayoutBalance, Spread
 
 if TYPE_CHECKING:
     Measure = str

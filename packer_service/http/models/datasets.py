@@ -6,7 +6,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from preshard.packer_service.report.records import Figures, Histograms, Losses, PackFill, SourceTotals, Unread, Warned
+from preshard.packer_service.plan.records import Figures
+from preshard.packer_service.report.records import Histograms, Losses, PackFill, SourceTotals, Unread, Warned
 from preshard.schemas.manifest import Counts, TokenizerEntry
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from preshard.packer_service.http.models.balance import Chosen
 from preshard.packer_service.http.models.datasets import PageOf
+from preshard.packer_service.plan.records import Figures
 from preshard.packer_service.report.document import ShownSpan
-from preshard.packer_service.report.records import Figures
 from preshard.schemas.manifest import UnitKind
 
 

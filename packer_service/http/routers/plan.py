@@ -13,6 +13,7 @@ from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.problems import ProblemError, busy, not_legal
 from preshard.packer_service.http.service import service_of
 from preshard.packer_service.plan.order import check_dp_sizes
+from preshard.packer_service.plan.records import Figures
 from preshard.packer_service.report.planned.plan_keys import (
     STORED_SIZES,
     ConfigurationKey,
@@ -20,7 +21,7 @@ from preshard.packer_service.report.planned.plan_keys import (
     refuse_unanswered,
     stored_lengths,
 )
-from preshard.packer_service.report.records import Figures, PlanReport
+from preshard.packer_service.report.records import PlanReport
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.changes import refuse_changes
 from preshard.schemas.errors import ConfigError, PlanError

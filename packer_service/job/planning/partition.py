@@ -21,10 +21,10 @@ from preshard.packer_service.job.plan import PLACES, PLAN_FOLDER, SegmentFacts, 
 from preshard.packer_service.job.planning.copies import COPIES_FILE, FOUND
 from preshard.packer_service.job.planning.duplicates import SETTLED, settle_rows
 from preshard.packer_service.job.planning.runs import HASH, LOCATED, RUNS, querying
+from preshard.packer_service.plan.limits import fill_limit
 from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.mixture import Taken, take_mixture
 from preshard.packer_service.plan.order import whole_groups
-from preshard.packer_service.report.planned.limits import fill_limit
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder

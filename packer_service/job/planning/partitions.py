@@ -51,10 +51,9 @@ from preshard.packer_service.job.planning.runs import (
     run_name,
 )
 from preshard.packer_service.plan.blend import tokens_by_source
-from preshard.packer_service.plan.mixture import MixtureTotals, check_mixture
+from preshard.packer_service.plan.mixture import MixtureTotals, check_mixture, mixture_figures
 from preshard.packer_service.plan.order import step_order
-from preshard.packer_service.report.fill import mixture_figures
-from preshard.packer_service.report.records import Thinned
+from preshard.packer_service.plan.records import Thinned
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder

@@ -23,10 +23,10 @@ from preshard.packer_service.ingest.source.file import DATASET, Fragment
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_row
+from preshard.packer_service.job.preview.suggestion import Sampled, suggestion
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.advice.model import folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion
-from preshard.packer_service.report.advice.suggestion import Sampled, suggestion
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import require_answer
 from preshard.schemas.config import PackConfig, parse_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from preshard.packer_service.layout.mask import MaskIndex
+from preshard.packer_service.plan.records import FillLimit
 from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.estimate.derived import PackMask, not_derived, with_derived
 from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLoads, read_pack_loads
@@ -12,7 +13,6 @@ from preshard.packer_service.report.advice.figures import Advice
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from preshard.packer_service.report.dataset import dataset_limit, open_dataset, warnings_of
-from preshard.packer_service.report.records import FillLimit
 from preshard.packer_service.report.tables import open_measures, read_packs
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import sample_key, shard_name

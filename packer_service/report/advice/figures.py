@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from preshard.packer_service.report.records import Figures
+from preshard.packer_service.plan.records import Figures
 
 Kind = Literal["none", "ulysses", "gather", "ring"]
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from preshard.packer_service.report.records import Figures
+from preshard.packer_service.plan.records import Figures
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.changes import NAMES_FILES, NEEDS_SOURCE, leaves
 from preshard.schemas.errors import ConfigError

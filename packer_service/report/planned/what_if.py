@@ -15,14 +15,15 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import configured_layouts, image_boundaries
 from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.plan.limits import fill_limit
 from preshard.packer_service.plan.make import Plan, plan_documents
-from preshard.packer_service.plan.mixture import check_mixture, take_mixture
+from preshard.packer_service.plan.mixture import check_mixture, mixture_figures, take_mixture
 from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.fill import PlanTotals, fill_of, mixture_figures, plan_totals
+from preshard.packer_service.plan.records import FillLimit, Mixture
+from preshard.packer_service.report.fill import PlanTotals, fill_of, plan_totals
 from preshard.packer_service.report.losses import losses_of
 from preshard.packer_service.report.measures import SampledMeasures, all_balances
-from preshard.packer_service.report.planned.limits import fill_limit
-from preshard.packer_service.report.records import FillLimit, Losses, Mixture, PlanReport
+from preshard.packer_service.report.records import Losses, PlanReport
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.document_ids import canonical_order, hash_ids
 from preshard.schemas.dataset.measures import MEASURES

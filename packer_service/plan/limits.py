@@ -13,7 +13,7 @@ from jaxtyping import Int, Int64
 
 from preshard.packer_service.plan.make import Columns, align_lengths
 from preshard.packer_service.plan.pack import pack_documents
-from preshard.packer_service.report.records import FillLimit
+from preshard.packer_service.plan.records import FillLimit
 from preshard.schemas.config import PackConfig
 from preshard.schemas.manifest import Counts
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from preshard.packer_service.plan.cost import causal_area
+from preshard.packer_service.plan.limits import GOOD_FILL, fill_limit, rejected_when_written
 from preshard.packer_service.plan.make import plan_documents
-from preshard.packer_service.report.planned.limits import GOOD_FILL, fill_limit, rejected_when_written
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.manifest import Counts
 

@@ -15,13 +15,13 @@ from preshard.packer_service.layout.mask import full_and_window
 from preshard.packer_service.packs.measures import MeasureRows, UnitTotals, pack_figures
 from preshard.packer_service.packs.pack import build_pack
 from preshard.packer_service.packs.rendered import RenderedDocument
+from preshard.packer_service.plan.limits import NEARLY, Budgets, Sizes, least_values
 from preshard.packer_service.plan.make import align_lengths
 from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.assumptions import PREMISES
 from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLoads, read_pack_loads
 from preshard.packer_service.report.advice.figures import SplitAdvice
 from preshard.packer_service.report.advice.question import AdviceQuestion
-from preshard.packer_service.report.planned.limits import NEARLY, Budgets, Sizes, least_values
 from preshard.packer_service.report.planned.what_if import sampled_measures
 from preshard.schemas.codec import encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig, parse_config
