@@ -20,4 +20,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.modules.pop("packer_service", None)  # whoever imports it by its folder's name is refused again
     main()

@@ -4,6 +4,6 @@ VERSION = "0.3.0"
 """The version of preshard. Part of what decides a dataset's bytes."""
 
 if __name__ == "schemas":  # in a checkout, by the folder's own name
-    from preshard.checkout import alias
+    from preshard.extras import refuse_import
 
-    alias(__name__)
+    refuse_import(__name__)

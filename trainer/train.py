@@ -299,4 +299,5 @@ def _leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    sys.modules.pop("trainer", None)  # whoever imports it by its folder's name is refused again
     main()

@@ -29,17 +29,24 @@ from preshard.data import PackedDataset
 print(sum(len(batch.tokens) for batch in PackedDataset(sys.argv[1])))
 """
 
-BOTH_NAMES = """
-import importlib.util, pickle
-import packer_service.plan, preshard, schemas.errors, trainer.data
-from preshard.packer_service import plan
-from preshard.schemas.errors import ReaderError
-from preshard.trainer.data import PackedDataset
+FOLDERS = ("schemas", "trainer", "packer_service")
 
-print(preshard.__file__)
-print(schemas.errors.ReaderError is ReaderError, trainer.data.PackedDataset is PackedDataset)
-print(importlib.util.find_spec("trainer.train").origin)
-print(packer_service.plan is plan, pickle.loads(pickle.dumps(schemas.errors.ReaderError)) is ReaderError)
+BY_FOLDER = """
+import importlib, runpy, sys
+
+def ask(name):
+    try:
+        print("found", importlib.import_module(name).__file__)
+    except ImportError as error:
+        print(error)
+
+for name in ("schemas", "trainer.data", "packer_service.plan"):
+    ask(name)
+sys.argv = ["preshard", "--version"]
+try:
+    runpy.run_module("packer_service", run_name="__main__")
+except SystemExit:
+    ask("packer_service.plan")
 """
 
 
@@ -107,19 +114,26 @@ def test_training_starts(crowded: Environment, made_once: Any, tmp_path: Path) -
     assert step["loss"] > 0
 
 
-def test_in_a_checkout_the_folders_names_are_the_same_modules(crowded: Environment) -> None:
-    """Fails when a module is there twice in a checkout, so that an exception or class of one is not that of the other,
-    or when a package of others is taken for the folder.
+def test_in_a_checkout_folders_are_imported_by_one_name(crowded: Environment) -> None:
+    """Fails when a module can be there twice in a checkout, so that an exception or class of one is not that of the
+    other: from the beginning, or once ``python -m`` has run a command by its folder's name.
     """
-    done = crowded("-c", BOTH_NAMES, cwd=REPOSITORY)
+    done = crowded("-c", BY_FOLDER, cwd=REPOSITORY)
     assert done.stderr == ""
-    where, same, command, pickled = done.stdout.splitlines()
-    assert Path(command).samefile(REPOSITORY / "trainer" / "train.py")
-    assert where == str(REPOSITORY / "preshard" / "__init__.py")
-    assert (same, pickled) == ("True True", "True True")
+    *refused, version, again = done.stdout.splitlines()
+    assert refused == [f"{name} is preshard.{name}: import it by that name" for name in FOLDERS]
+    assert version.startswith("preshard, version")
+    assert again == refused[-1]
 
 
 def test_in_a_checkout_the_packer_s_folder_is_its_command(crowded: Environment) -> None:
     """Fails when `python -m packer_service` no longer works in a checkout."""
     done = crowded("-m", "packer_service", "pack", "/nowhere", "--out", "/nowhere/out", cwd=REPOSITORY)
     assert (done.returncode, done.stderr) == (2, "preshard: SOURCE /nowhere: no such file or folder\n")
+
+
+def test_in_a_checkout_the_trainer_s_folder_has_its_command(crowded: Environment) -> None:
+    """Fails when `python -m trainer.train` no longer works in a checkout."""
+    done = crowded("-m", "trainer.train", "--help", cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: ")

@@ -19,9 +19,9 @@ from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview import suggest as suggesting
+from preshard.packer_service.job.preview import suggestion
 from preshard.packer_service.job.preview.suggest import suggest
 from preshard.packer_service.job.preview.suggestion import compared_lengths
-from preshard.packer_service.report.advice import suggestion
 from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.question import make_question
 from preshard.packer_service.report.dataset import report_dataset
