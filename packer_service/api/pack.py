@@ -12,7 +12,8 @@ from typing import Any
 from preshard.packer_service.api.dataset import Dataset, Location
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.media.reach import AllowedMedia
-from preshard.packer_service.job.pack import pack as run_job
+from preshard.packer_service.job.pack import run
+from preshard.packer_service.job.resolve import resolve
 from preshard.packer_service.report.console import lost_files, too_many_rejects
 from preshard.packer_service.report.dataset import dataset_reject_reasons, dataset_rejects
 from preshard.packer_service.runtime.local import choose_executor
@@ -84,6 +85,7 @@ def pack(
     loaded = load_config(None if config is None else Path(config), (), sources, values)
     roots = {None: media_root} if isinstance(media_root, str) else (media_root or {})
     media = AllowedMedia(roots=tuple(roots.items()), allow=tuple(allow_media))
+    job = resolve(sources, loaded, media)
     with ExitStack() as stack:
         listener = ConsoleProgress() if progress else NoProgress()
         stack.callback(listener.close)
@@ -91,7 +93,7 @@ def pack(
             executor, ray_address, num_cpus, listener, wait_minutes=wait_for_workers, skip_bad_nodes=skip_bad_nodes
         )
         tasks = stack.enter_context(where)
-        outcome = run_job(sources, os.fspath(output), loaded, tasks, listener, media=media)
+        outcome = run(job, os.fspath(output), tasks, listener)
     check_rejects(os.fspath(output), outcome.manifest, max_rejects, allow_lost_files=allow_lost_files)
     counts = outcome.manifest.counts
     return Packed(

@@ -28,7 +28,7 @@ from preshard.schemas.files.filesystem import join
 from preshard.schemas.files.printed import several
 
 if TYPE_CHECKING:
-    from preshard.packer_service.ingest.source.listing import Sources
+    from preshard.packer_service.job.resolve import ResolvedJob
     from preshard.schemas.config import PackConfig
     from preshard.schemas.manifest import ManifestHead
 
@@ -69,13 +69,11 @@ def pack(
     Exit status 3: the dataset is whole, and more than --max-rejects of the rows were rejected, or an unknown number
     was lost.
     """
-    config = _configured(sources, asked)
-    found = _looked_at(sources, config, asked)
-    # What is wrong with the sources is said before this is imported, which takes seconds.
-    from preshard.packer_service.job.pack import pack as run_job
+    job = _resolved(sources, _configured(sources, asked), asked)
+    from preshard.packer_service.job.pack import run
 
     with run_tasks() as (tasks, progress):
-        outcome = run_job(sources, out, config, tasks, progress, media=asked.media(sources), found=found)
+        outcome = run(job, out, tasks, progress)
     counts = outcome.manifest.counts
     if outcome.already_done:
         whole = f"{several(counts.packs, 'pack')}, {several(outcome.n_shards, 'shard')}"
@@ -130,11 +128,11 @@ def plan(
     from preshard.packer_service.api.pack import require_documents
     from preshard.packer_service.job.preview.source import plan_sources, plan_tables
 
-    found, media = _looked_at(sources, config, asked), asked.media(sources)
+    job = _resolved(sources, config, asked)
     with run_tasks() as (tasks, progress):
-        report = plan_tables(sources, config, progress, dp_sizes, export=export)
+        report = plan_tables(job, progress, dp_sizes, export=export)
         if report is None:
-            report = plan_sources(sources, config, tasks, progress, dp_sizes, media=media, found=found, export=export)
+            report = plan_sources(job, tasks, progress, dp_sizes, export=export)
     print_figures(report, as_json)
     require_documents("plan", report.documents, report.source_documents)
 
@@ -212,13 +210,15 @@ def _configured(sources: Sequence[str], asked: SourceOptions) -> PackConfig:
     return asked.config(sources)
 
 
-def _looked_at(sources: Sequence[str], config: PackConfig, asked: SourceOptions) -> Sources:
-    from preshard.packer_service.ingest.source.listing import list_sources
-    from preshard.packer_service.shards.store import require_answer
+def _resolved(sources: Sequence[str], config: PackConfig, asked: SourceOptions) -> ResolvedJob:
+    from preshard.packer_service.job.sources import find_sources
 
-    for what, location in asked.media(sources).named():
-        require_answer(what, location)
-    return list_sources(sources, config, asked.media(sources))
+    media = asked.media(sources)
+    found = find_sources(sources, config, media)
+    # What is wrong with the sources is said before this is imported, which takes seconds.
+    from preshard.packer_service.job.resolve import resolve
+
+    return resolve(found, config, media)
 
 
 def _say_lost(out: str, manifest: ManifestHead, max_rejects: float, *, allow_lost_files: bool) -> int:

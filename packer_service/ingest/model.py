@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from preshard.packer_service.ingest.families.family import Family
-from preshard.packer_service.ingest.families.folder import FolderFamily, SquareFamily, load_family, masks_for
+from preshard.packer_service.ingest.families.folder import FolderFamily, SquareFamily, load_family
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, spelled_by
 from preshard.packer_service.ingest.text.chat_text import chat_texts
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
@@ -17,7 +17,7 @@ from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
-from preshard.schemas.model.followed import check_positions, check_window
+from preshard.schemas.model.followed import check_positions, check_window, layer_masks
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
 """Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_text.chat_texts` does in a process."""
@@ -96,16 +96,15 @@ def packed_for(config: PackConfig) -> PackedFor:
         ConfigError: a file of the tokenizer, the chat template or the model is missing, is not what it should be, or
             has a setting that is not followed; or the tokenizer lacks a token that the model needs.
     """
-    if config.model is not None:
-        # first: it says more than the tokenizer can of a folder that holds no model
-        found = load_family(config.model, config.images.backend)
-        check_window(found.hidden_window, config.seq_len, "model")
-        check_positions(found.config, config.seq_len, "model")
-    tokenizer = configured_tokenizer(config)
     if config.model is None:
-        return PackedFor(tokenizer=tokenizer.entry, model=None)
-    model = _model_entry(load_family(config.model, config.images.backend), tokenizer, masks_for(config))
-    entry = tokenizer.entry
+        return PackedFor(tokenizer=configured_tokenizer(config).entry, model=None)
+    # first: it says more than the tokenizer can of a folder that holds no model
+    found = load_family(config.model, config.images.backend)
+    check_window(found.hidden_window, config.seq_len, "model")
+    check_positions(found.config, config.seq_len, "model")
+    masks = layer_masks(found.config, config.seq_len, "model")
+    tokenizer = configured_tokenizer(config)
+    model, entry = _model_entry(found, tokenizer, masks), tokenizer.entry
     is_new = entry.image_id not in tokenizer.token_ids.values()  # an id after the vocabulary, which no model has
     fitting = {
         "image_id": model.row_ids[0] if model.row_ids else entry.pad_id,

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import UInt64
 
-from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.resolve import ResolvedJob
 from preshard.packer_service.job.writing.records import GROUP, join_group, joined_entries, joined_rows
 from preshard.packer_service.job.writing.tables import Sums, write_table
 from preshard.packer_service.report.stored import write_figures
@@ -116,11 +116,8 @@ class Finished:
 def finish(
     folder: Folder,
     planned: Planned,
-    *,
     n_shards: int,
-    config: PackConfig,
-    target: PackedFor,
-    unread: dict[str, int],
+    job: ResolvedJob,
     carried: list[CarriedFile],
     executor: Executor,
     progress: Progress,
@@ -131,9 +128,7 @@ def finish(
         folder: the dataset.
         planned: what was written.
         n_shards: number of its shards.
-        config: the job's configuration.
-        target: what was packed for.
-        unread: how many files of the source's folders are no source, by pattern.
+        job: the job.
         carried: the files of the tokenizer and the model that lie in the folder.
         executor: joins records where they are many.
         progress: hears what is done.
@@ -141,7 +136,7 @@ def finish(
     Raises:
         WorkError: a record is damaged.
     """
-    work, groups = folder / WORK, range(-(-n_shards // GROUP))
+    work, groups, config, target = folder / WORK, range(-(-n_shards // GROUP)), job.config, job.target
     seconds = _join(folder, groups, n_shards, executor, progress)
     tables, counts = _write_tables(folder, planned, groups, config)
     head = ManifestHead(
@@ -153,9 +148,9 @@ def finish(
         model=target.model,
         sources=[file.label for file in planned.files],
         unused_columns=planned.unused_columns,
-        unread_files=unread,
+        unread_files=job.sources.unread,
         filtered=dict(planned.filtered),
-        phases=planned.phases(config),
+        phases=planned.phases(len(config.curriculum), config.epochs),
         counts=counts,
         tables=tables,
         figures=write_figures(folder, config, counts.packs),

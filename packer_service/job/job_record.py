@@ -31,12 +31,10 @@ Record = dict[str, Any]
 """A job in JSON values: configuration, model, and the files of the source."""
 
 
-def job_record(
-    config: PackConfig, target: PackedFor, fragments: Sequence[Fragment], media: AllowedMedia | None = None
-) -> Record:
+def job_record(config: PackConfig, target: PackedFor, fragments: Sequence[Fragment], media: AllowedMedia) -> Record:
     """What must be the same for two runs to be the same job."""
-    files = list(dict.fromkeys(fragment.file for fragment in fragments))
-    named = [f"{option} {without_secrets(location)}" for option, location in (media or AllowedMedia()).named()]
+    files = dict.fromkeys(fragment.file for fragment in fragments)
+    named = [f"{option} {without_secrets(location)}" for option, location in media.named()]
     return {
         "version": VERSION,
         # not where the files of a model lie, but what they hold

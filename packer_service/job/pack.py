@@ -8,23 +8,16 @@ import platform
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from preshard.packer_service.ingest.carried import FILES, files_to_carry
 from preshard.packer_service.ingest.media.reach import AllowedMedia
-from preshard.packer_service.ingest.model import PackedFor
-from preshard.packer_service.ingest.packed.settings import dataset_notes, packed_target
-from preshard.packer_service.ingest.source.file import Fragment
-from preshard.packer_service.ingest.source.files import list_fragments
-from preshard.packer_service.ingest.source.listing import Sources, list_sources
 from preshard.packer_service.job.finish import Finished, finish, write_carried
-from preshard.packer_service.job.job_record import job_record
-from preshard.packer_service.job.ownership import claimed, finished_before, now
-from preshard.packer_service.job.planning.identify import check_duplicates
+from preshard.packer_service.job.ownership import Claim, claimed, finished_before, now
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
-from preshard.packer_service.job.planning.where import check_where
-from preshard.packer_service.job.stages import FEW_BYTES, PackingJob, plan, with_copies, write_missing
+from preshard.packer_service.job.resolve import ResolvedJob, resolve
+from preshard.packer_service.job.stages import FEW_BYTES, Stages
 from preshard.packer_service.plan.limits import rejected_when_written
 from preshard.packer_service.report.console import mixture_lines
 from preshard.packer_service.report.run import JobFacts
@@ -67,61 +60,57 @@ def pack(
     progress: Progress,
     *,
     media: AllowedMedia | None = None,
-    found: Sources | None = None,
     few_bytes: int = FEW_BYTES,
     partition_rows: int = PARTITION_ROWS,
 ) -> Outcome:
-    """Packs sources into a dataset. A second call continues where the first one stopped.
+    """Packs sources into a dataset: :func:`~preshard.packer_service.job.resolve.resolve`, then :func:`run`."""
+    job = resolve(sources, config, media)
+    return run(job, out, executor, progress, few_bytes=few_bytes, partition_rows=partition_rows)
+
+
+def run(
+    job: ResolvedJob,
+    out: str,
+    executor: Executor,
+    progress: Progress,
+    *,
+    few_bytes: int = FEW_BYTES,
+    partition_rows: int = PARTITION_ROWS,
+) -> Outcome:
+    """Runs a job. A second call continues where the first one stopped.
 
     Args:
-        sources: files and folders: paths or URIs.
+        job: the job.
         out: folder of the dataset: a path or URI.
-        config: the job's configuration.
         executor: runs the tasks.
         progress: hears what is done.
-        media: what rows may reach besides the folders of the sources.
-        found: the sources, where they have been looked at already.
         few_bytes: up to so many bytes of an earlier run's shards are hashed by this process, and more by tasks.
         partition_rows: documents that are planned together, as often as they are taken; the plan depends on it.
 
     Raises:
-        ConfigError: a source does not exist, a store does not answer, or ``out`` holds something other than this job's
-            work.
+        ConfigError: ``out`` does not answer, or holds something other than this job's work.
         FolderInUseError: another job is writing into ``out``.
         DatasetDamagedError: ``out`` was whole, and a file of it is missing.
         WorkError: what an earlier run kept is damaged.
     """
-    media = media or AllowedMedia()
-    for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
-        require_answer(what, location)
     require_answer("--out", out)
-    found = found or list_sources(sources, config, media)
-    target = packed_target(config, found.files)
-    found = replace(found, files=check_where(config, found.files))
-    check_duplicates(config, found.files)
-    fragments = list_fragments(found.files)
-    folder, record = Folder(out), job_record(config, target, fragments, media)
+    folder, record = Folder(out), job.record
     manifest = finished_before(folder, record)
     if manifest is not None:
         return Outcome(manifest=manifest, already_done=True, seconds={})
     _check_writable(folder)
     with claimed(folder, record, progress) as claim:
-        carried = files_to_carry(config, found.files)
-        for note in filter(None, (*found.notes(), *dataset_notes(found.files), carried.note)):
+        carried = files_to_carry(job.config, job.sources.files)
+        for note in filter(None, (*job.notes(), carried.note)):
             progress.note(note)
-        job = PackingJob(
-            claim=claim,
-            config=config,
-            executor=executor,
-            progress=progress,
-            few_bytes=few_bytes,
-            partition_rows=partition_rows,
+        stages = Stages(
+            claim=claim, executor=executor, progress=progress, few_bytes=few_bytes, partition_rows=partition_rows
         )
         if isinstance(executor, OnNodes):
-            nodes, places = (claim.work / NODES).location, _places(found, config, media)
-            executor.require(lambda: make_proof(out, nodes, places))
+            nodes = (claim.work / NODES).location
+            executor.require(lambda: make_proof(out, nodes, _places(job)))
         try:
-            return _run(job, found, fragments, target, write_carried(folder, carried.files))
+            return _run(job, stages, write_carried(folder, carried.files))
         except (ConfigError, PlanError) as error:
             claim.end(str(error))
             raise
@@ -133,13 +122,13 @@ def pack(
             return Outcome(manifest=manifest, already_done=True, seconds={})
 
 
-def _places(found: Sources, config: PackConfig, media: AllowedMedia) -> list[Place]:
+def _places(job: ResolvedJob) -> list[Place]:
     """Files and folders that every node has to see."""
-    files = found.files[:MOST_ENTRIES]
+    files = job.sources.files[:MOST_ENTRIES]
     named = [("SOURCE", file.uri) for file in files]
     named += [("the folder of media", folder) for folder in dict.fromkeys(file.media.folder for file in files)]
-    named += media.named()
-    named += [(key, str(value)) for key in FILES if (value := getattr(config, key)) is not None]
+    named += job.media.named()
+    named += [(key, str(value)) for key in FILES if (value := getattr(job.config, key)) is not None]
     return [Place(item=item, location=location, remedy="mount it there") for item, location in named]
 
 
@@ -163,40 +152,24 @@ class _Clock:
         self.last = now
 
 
-def _run(
-    job: PackingJob,
-    sources: Sources,
-    fragments: Sequence[Fragment],
-    target: PackedFor,
-    carried: list[CarriedFile],
-) -> Outcome:
-    clock = _Clock()
-    planned = plan(job, with_copies(job, fragments), sources.unused, clock.lap, target.layers)
-    job.progress.note(
+def _run(job: ResolvedJob, stages: Stages, carried: list[CarriedFile]) -> Outcome:
+    clock, progress = _Clock(), stages.progress
+    planned = stages.plan(job, clock.lap)
+    progress.note(
         f"planned {several(planned.n_documents, 'document')} into {several(planned.n_packs, 'pack')}, "
         f"{planned.n_rejected:,} rejected"
     )
     for line in mixture_lines(planned.mixture):
-        job.progress.note(line)
-    n_shards = write_missing(job, planned, target)
+        progress.note(line)
+    n_shards = stages.write_missing(job, planned)
     clock.lap("write_seconds")
-    job.claim.check()
-    finished = finish(
-        job.folder,
-        planned,
-        n_shards=n_shards,
-        config=job.config,
-        target=target,
-        unread=sources.unread,
-        carried=carried,
-        executor=job.executor,
-        progress=job.progress,
-    )
+    stages.claim.check()
+    finished = finish(stages.claim.folder, planned, n_shards, job, carried, stages.executor, progress)
     clock.lap("finish_seconds")
     tokens = sum(part.tokens for part in planned.partitions)
     facts = JobFacts(
-        job=job.claim.record,
-        attempts=job.claim.attempts,
+        job=stages.claim.record,
+        attempts=stages.claim.attempts,
         finished=now(),
         python=platform.python_version(),
         platform=platform.platform(),
@@ -208,16 +181,16 @@ def _run(
         limit=rejected_when_written(planned.limit, tokens, finished.head.counts),
         thinned=planned.thinned,
     )
-    _commit(job, finished, facts)
+    _commit(stages.claim, finished, facts)
     return Outcome(manifest=finished.head, already_done=False, seconds=clock.laps)
 
 
-def _commit(job: PackingJob, finished: Finished, facts: JobFacts) -> None:
+def _commit(claim: Claim, finished: Finished, facts: JobFacts) -> None:
     """Makes the folder a dataset, which it is from the moment the manifest is there."""
-    job.folder.delete_temporary()  # of tasks whose process was killed and that ran again elsewhere
-    job.folder.write(RUN, json.dumps(facts.model_dump(mode="json"), indent=1).encode())
-    finished.write_manifest(job.folder)
-    job.work.delete_all()
+    claim.folder.delete_temporary()  # of tasks whose process was killed and that ran again elsewhere
+    claim.folder.write(RUN, json.dumps(facts.model_dump(mode="json"), indent=1).encode())
+    finished.write_manifest(claim.folder)
+    claim.work.delete_all()
 
 
 @cache

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Bool
 
-from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.source.file import Fragment
 from preshard.packer_service.job.ownership import Claim
 from preshard.packer_service.job.plan import Planned
@@ -20,14 +19,14 @@ from preshard.packer_service.job.planning.blame import Blame
 from preshard.packer_service.job.planning.measure import measure_and_keep
 from preshard.packer_service.job.planning.measured import COPIES, KeptFragment, find_measured
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
+from preshard.packer_service.job.resolve import ResolvedJob
 from preshard.packer_service.job.writing.records import GROUP, build_and_keep, find_kept, group_folder, record_name
 from preshard.packer_service.runtime.executors import Executor, MadeItems, OnNodes, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import shard_name
-from preshard.schemas.config import PackConfig
 from preshard.schemas.files.filesystem import join
-from preshard.schemas.manifest import PLANNED, SHARDS, WORK, LayerMasks
+from preshard.schemas.manifest import PLANNED, SHARDS, WORK
 
 CHECKED_TOGETHER = 16
 """Shards that one task checks: their records take a request each, even where there is none."""
@@ -42,116 +41,96 @@ T = TypeVar("T", bound=TaskCounts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackingJob:
-    """What every stage of a job needs."""
+class Stages:
+    """The stages of a job in a folder that is claimed for it."""
 
     claim: Claim
-    config: PackConfig
     executor: Executor
     progress: Progress
     few_bytes: int
     partition_rows: int
 
-    @property
-    def folder(self) -> Folder:
-        return self.claim.folder
+    def plan(self, job: ResolvedJob, lap: Callable[[str], None]) -> Planned:
+        """The plan: that of an earlier run, or one of what this run and earlier ones have measured."""
+        planner = PartitionPlanner(
+            work=self.claim.work,
+            config=job.config,
+            executor=self.executor,
+            progress=self.progress,
+            partition_rows=self.partition_rows,
+            layers=job.target.layers,
+        )
+        fragments = self._with_copies(job.fragments)
+        files = list(dict.fromkeys(fragment.file for fragment in fragments))
+        planned = planner.kept(files)
+        if planned is not None:
+            self.progress.note("found the plan of an earlier run")
+            lap("measure_seconds")
+        else:
+            kept = self._measure_missing(planner, fragments)
+            lap("measure_seconds")
+            self.claim.check()
+            planner.merge(fragments, kept)
+            planned = planner.plan(files, job.sources.unused)
+        lap("plan_seconds")
+        return planned
 
-    @property
-    def work(self) -> Folder:
-        return self.claim.work
+    def _with_copies(self, fragments: Sequence[Fragment]) -> list[Fragment]:
+        """The fragments, with a place in the work folder for a copy of each compressed file."""
+        files = {file: number for number, file in enumerate(dict.fromkeys(fragment.file for fragment in fragments))}
 
+        def placed(fragment: Fragment) -> Fragment:
+            if fragment.file.compression is None:
+                return fragment
+            # Not .zst: pyarrow compresses by itself what is written to a store under such a name.
+            copy = join(self.claim.work.location, COPIES, f"{files[fragment.file]:08d}.frames")
+            return replace(fragment, file=replace(fragment.file, copy=copy))
 
-def plan(
-    job: PackingJob,
-    fragments: Sequence[Fragment],
-    unused: dict[str, int],
-    lap: Callable[[str], None],
-    layers: LayerMasks | None,
-) -> Planned:
-    """The plan: that of an earlier run, or one of what this run and earlier ones have measured.
+        return [placed(fragment) for fragment in fragments]
 
-    ``layers`` are the model's, where some have a window.
-    """
-    planner = PartitionPlanner(
-        work=job.work,
-        config=job.config,
-        executor=job.executor,
-        progress=job.progress,
-        partition_rows=job.partition_rows,
-        layers=layers,
-    )
-    files = list(dict.fromkeys(fragment.file for fragment in fragments))
-    planned = planner.kept(files)
-    if planned is not None:
-        job.progress.note("found the plan of an earlier run")
-        lap("measure_seconds")
-    else:
-        kept = _measure_missing(job, planner, fragments)
-        lap("measure_seconds")
-        job.claim.check()
-        planner.merge(fragments, kept)
-        planned = planner.plan(files, unused)
-    lap("plan_seconds")
-    return planned
+    def _measure_missing(self, planner: PartitionPlanner, fragments: Sequence[Fragment]) -> dict[int, KeptFragment]:
+        """Measures what no earlier run has measured; all fragments by number."""
+        work, config, executor = self.claim.work, planner.config, self.executor
+        kept = find_measured(work, range(len(fragments)), unreachable=planner.has_runs())
+        missing = [index for index in range(len(fragments)) if index not in kept]
+        if len(missing) < len(fragments):
+            self.progress.note(f"found {len(fragments) - len(missing)} of {len(fragments)} fragments measured before")
+        measure = partial(measure_and_keep, config=config, work=work.location)
+        blame = Blame(work=work, config=config)
+        for result in self._run("measured fragments", measure, [(i, fragments[i]) for i in missing]):
+            if isinstance(executor, OnNodes):
+                blame.check(fragments[result.kept.number], result, executor.node)
+            kept[result.kept.number] = result.kept
+        return kept
 
+    def write_missing(self, job: ResolvedJob, planned: Planned) -> int:
+        """Builds every shard that is not there as its record says, and returns the number of all."""
+        shards = planned.shards(job.config.packs_per_shard)
+        self.claim.work.write(PLANNED, json.dumps({"shards": len(shards)}).encode())
+        folder = self.claim.folder
+        kept = kept_shards(
+            folder, len(shards), executor=self.executor, few_bytes=self.few_bytes, progress=self.progress
+        )
+        build = partial(
+            build_and_keep,
+            files=planned.files,
+            sources=planned.sources,
+            config=job.config,
+            target=job.target,
+            out=folder.location,
+        )
+        missing = np.flatnonzero(~kept).tolist()
+        for _ in self._run("written shards", build, MadeItems(len(missing), lambda n: shards[missing[n]])):
+            pass
+        return len(shards)
 
-def with_copies(job: PackingJob, fragments: Sequence[Fragment]) -> list[Fragment]:
-    """The fragments, with a place in the work folder for a copy of each compressed file."""
-    files = {file: number for number, file in enumerate(dict.fromkeys(fragment.file for fragment in fragments))}
-
-    def placed(fragment: Fragment) -> Fragment:
-        if fragment.file.compression is None:
-            return fragment
-        # Not .zst: pyarrow compresses by itself what is written to a store under such a name.
-        copy = join(job.work.location, COPIES, f"{files[fragment.file]:08d}.frames")
-        return replace(fragment, file=replace(fragment.file, copy=copy))
-
-    return [placed(fragment) for fragment in fragments]
-
-
-def _measure_missing(
-    job: PackingJob, planner: PartitionPlanner, fragments: Sequence[Fragment]
-) -> dict[int, KeptFragment]:
-    """Measures what no earlier run has measured; all fragments by number."""
-    kept = find_measured(job.work, range(len(fragments)), unreachable=planner.has_runs())
-    missing = [index for index in range(len(fragments)) if index not in kept]
-    if len(missing) < len(fragments):
-        job.progress.note(f"found {len(fragments) - len(missing)} of {len(fragments)} fragments measured before")
-    measure = partial(measure_and_keep, config=job.config, work=job.work.location)
-    blame, executor = Blame(work=job.work, config=job.config), job.executor
-    for result in _run_tasks(job, "measured fragments", measure, [(i, fragments[i]) for i in missing]):
-        if isinstance(executor, OnNodes):
-            blame.check(fragments[result.kept.number], result, executor.node)
-        kept[result.kept.number] = result.kept
-    return kept
-
-
-def write_missing(job: PackingJob, planned: Planned, target: PackedFor) -> int:
-    """Builds every shard that is not there as its record says, and returns the number of all."""
-    shards = planned.shards(job.config.packs_per_shard)
-    job.work.write(PLANNED, json.dumps({"shards": len(shards)}).encode())
-    kept = kept_shards(job.folder, len(shards), executor=job.executor, few_bytes=job.few_bytes, progress=job.progress)
-    build = partial(
-        build_and_keep,
-        files=planned.files,
-        sources=planned.sources,
-        config=job.config,
-        target=target,
-        out=job.folder.location,
-    )
-    missing = np.flatnonzero(~kept).tolist()
-    for _ in _run_tasks(job, "written shards", build, MadeItems(len(missing), lambda n: shards[missing[n]])):
-        pass
-    return len(shards)
-
-
-def _run_tasks(job: PackingJob, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[T]:
-    """Runs tasks that keep their results themselves, reports their progress, and yields what they counted."""
-    amounts: Counter[str] = Counter()
-    for done, (_, result) in enumerate(job.executor.run(function, items), start=1):
-        amounts.update(result.amounts)
-        job.progress.step(what, done, len(items), amounts)
-        yield result
+    def _run(self, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[T]:
+        """Runs tasks that keep their results themselves, reports their progress, and yields what they counted."""
+        amounts: Counter[str] = Counter()
+        for done, (_, result) in enumerate(self.executor.run(function, items), start=1):
+            amounts.update(result.amounts)
+            self.progress.step(what, done, len(items), amounts)
+            yield result
 
 
 def kept_shards(

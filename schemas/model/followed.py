@@ -127,12 +127,13 @@ def window_of(config: Mapping[str, Any]) -> int | None:
     return window
 
 
-def layer_masks(config: Mapping[str, Any], asked: str) -> LayerMasks | None:
-    """How many layers of a model have which mask; None if none has a window.
+def layer_masks(config: Mapping[str, Any], seq_len: int, asked: str) -> LayerMasks | None:
+    """How many layers of a model have which mask; None if none has a window that is shorter than packs.
 
     Args:
         config: of a followed model, as for :func:`check_followed`. Where it has no ``layer_types``, they are those that
             `transformers` gives such a model.
+        seq_len: tokens of a pack.
         asked: what named the model; messages begin with it.
 
     Raises:
@@ -141,7 +142,7 @@ def layer_masks(config: Mapping[str, Any], asked: str) -> LayerMasks | None:
     text, kind = _text_of(config)
     language, window = language_model(kind), window_of(config)
     kinds, layers = text.get("layer_types"), text.get("num_hidden_layers")
-    if window is None:
+    if window is None or window >= seq_len:
         return None
     if isinstance(kinds, list):
         windowed, layers = kinds.count("sliding_attention"), len(kinds)

@@ -27,7 +27,8 @@ COMMANDS = {
     "f(at, processes=1, progress=NoProgress())",
     "plan": "from preshard.packer_service.job.preview.source import plan_tables as f; "
     "from preshard.packer_service.config import load_config; "
-    "f([at], load_config(None, ['seq_len=73728'], [at]), NoProgress())",
+    "from preshard.packer_service.job.resolve import resolve; "
+    "f(resolve([at], load_config(None, ['seq_len=73728'], [at])), NoProgress())",
 }
 
 PROGRAM = """

@@ -18,6 +18,7 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.ingest import model
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview.source import plan_sources
+from preshard.packer_service.job.resolve import resolve
 from preshard.packer_service.layout.area import attention_area
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.plan.cost import CostModel, pack_cost
@@ -90,7 +91,7 @@ def test_a_pack_costs_what_was_planned(
 ) -> None:
     """Fails when the plan weighs packs by one mask and what is written by two, or both by the full mask alone."""
     monkeypatch.setattr(model, "check_window", lambda *_: None)
-    planned = plan_sources([str(tiny_source)], config, PlainExecutor(), NoProgress())
+    planned = plan_sources(resolve([str(tiny_source)], config), PlainExecutor(), NoProgress())
     found = report_dataset(str(windowed))
     assert planned.cost_percentiles == found.cost_percentiles
     rows = read_table(windowed / "packs.parquet").to_pylist()

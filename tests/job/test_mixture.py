@@ -14,6 +14,7 @@ from PIL import Image
 from preshard.data import PackedDataset
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview.source import plan_sources
+from preshard.packer_service.job.resolve import resolve
 from preshard.packer_service.report.console import mixture_lines
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -62,7 +63,7 @@ def test_the_report_and_the_plan_say_what_each_source_got(
 ) -> None:
     """Fails when the figures beforehand are not those of the dataset, or not those of its table."""
     report = report_dataset(str(mixed_dataset))
-    planned = plan_sources([str(tiny_source)], mixed_config, PlainExecutor(), progress)
+    planned = plan_sources(resolve([str(tiny_source)], mixed_config), PlainExecutor(), progress)
     same = ("left_out", "shares", "packs", "padding", "tokens", "rejected", "documents", "source_documents", "limit")
     for name in same:
         assert getattr(planned, name) == getattr(report, name), name
@@ -97,7 +98,7 @@ def test_an_unknown_source_is_refused(tiny_source: Path, tiny_config: PackConfig
     """Fails when a name that is spelt wrongly weighs nothing without a word."""
     config = parse_config({**tiny_config.model_dump(mode="json"), "mixture": {"txt": 2}})
     with pytest.raises(ConfigError, match=r"no row has the source txt; the rows have annotated, default, images, text"):
-        plan_sources([str(tiny_source)], config, PlainExecutor(), progress)
+        plan_sources(resolve([str(tiny_source)], config), PlainExecutor(), progress)
 
 
 @pytest.mark.parametrize("given", [{"text": -1}, {"text": "much"}, {"text": True}, {"text": 1e9}, {3: 1}, ["text"], 5])

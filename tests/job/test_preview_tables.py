@@ -12,6 +12,7 @@ import pytest
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview.source import plan_tables
+from preshard.packer_service.job.resolve import resolve
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.planned.plan_keys import stored_lengths
 from preshard.packer_service.report.planned.what_if import plan_table
@@ -48,7 +49,7 @@ def test_the_tables_answer_as_packing_does(
 ) -> None:
     """Fails when the answer in seconds is another one than packing again gives, also where documents no longer fit."""
     config = load_config(None, settings, [str(tiny_dataset)])
-    planned = plan_tables([str(tiny_dataset)], config, progress)
+    planned = plan_tables(resolve([str(tiny_dataset)], config), progress)
     assert planned is not None
     pack([str(tiny_dataset)], str(tmp_path / "again"), config, PlainExecutor(), progress)
     given = report_dataset(str(tmp_path / "again"))
@@ -74,11 +75,11 @@ def test_tables_are_planned_in_partitions(tmp_path: Path, progress: Progress) ->
     for settings in (["seq_len=512"], ["seq_len=256", "oversize=reject", "epochs=1"]):
         config = load_config(None, settings, sources)
         whole = plan_table(stored_lengths(documents, stored_config(manifest_at(sources[0]))), config, (2,))
-        one = plan_tables(sources, config, progress, (2,))
+        one = plan_tables(resolve(sources, config), progress, (2,))
         assert one is not None
         assert one.model_dump(exclude={"plan_seconds"}) == whole.model_dump(exclude={"plan_seconds"})
         assert bool(one.rejects) == ("oversize=reject" in settings)
-        five = plan_tables(sources, config, progress, (2,), partition_rows=10)
+        five = plan_tables(resolve(sources, config), progress, (2,), partition_rows=10)
         assert five is not None
         assert five.packs != one.packs or five.straggler_ratio != one.straggler_ratio
         same = ("documents", "tokens", "rejected", "rejects_by_source", "truncated_tokens", "shares")
@@ -93,14 +94,14 @@ def test_what_tables_do_not_tell_is_measured(tiny_dataset: Path, tiny_source: Pa
     """Fails when a document that would be cut, an id in two datasets or a row is answered for by lengths alone."""
     one, fresh = str(tiny_dataset), str(tiny_source)
     small = load_config(None, ["seq_len=512", "oversize=split"], [one])
-    assert plan_tables([one], small, progress) is None
+    assert plan_tables(resolve([one], small), progress) is None
     same = load_config(None, [], [one])
-    assert plan_tables([one, one + "/."], same, progress) is None
-    assert plan_tables([one, fresh], same, progress) is None
+    assert plan_tables(resolve([one, one + "/."], same), progress) is None
+    assert plan_tables(resolve([one, fresh], same), progress) is None
 
 
 def test_a_key_that_needs_the_source_is_refused(tiny_dataset: Path, progress: Progress) -> None:
     """Fails when the lengths of one frame rate are given as those of another."""
     config = load_config(None, ["video.fps=1"], [str(tiny_dataset)])
     with pytest.raises(ConfigError, match=r"video.fps: 1.0 is not possible for dataset, .*frames are not"):
-        plan_tables([str(tiny_dataset)], config, progress)
+        plan_tables(resolve([str(tiny_dataset)], config), progress)

@@ -12,6 +12,7 @@ import pytest
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview.source import plan_sources
+from preshard.packer_service.job.resolve import resolve
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.schemas.config import PackConfig
@@ -77,5 +78,5 @@ def test_names_of_media_count_by_the_folder_that_they_are_relative_to(
     (tmp_path / "none").mkdir()
     roots = [AllowedMedia(roots=((None, str(root)),)) for root in (tiny_source, tmp_path / "none")]
     for media, ids, rejected in ((None, 1, 0), (roots[0], 0, 1), (roots[1], 1, 0)):
-        plan = plan_sources(sources, tiny_config, PlainExecutor(), progress, media=media)
+        plan = plan_sources(resolve(sources, tiny_config, media), PlainExecutor(), progress)
         assert (plan.numbered, plan.rejected, plan.documents) == (ids, rejected, 1 + ids)

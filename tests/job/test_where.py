@@ -200,7 +200,7 @@ def decimal_or_null(row: Row) -> Decimal | None:
 def kept_rows(path: Path, where: str) -> set[str]:
     """What is left of a file, without packing it."""
     config = load_config(None, [*SETTINGS, f"where={json.dumps(where)}"])
-    files = check_where(config, list_sources([str(path)], config).files)
+    files = check_where(config.where, list_sources([str(path)], config).files)
     kept = set[str]()
     for fragment in list_fragments(files):
         for *_, row in filtered_rows(read_fragment(fragment).rows, fragment.file, config, Counter()):

@@ -17,7 +17,8 @@ from preshard.packer_service.ingest.families.folder import SquareFamily
 from preshard.packer_service.ingest.model import Renderer
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation
 from preshard.packer_service.ingest.text.chat_text import chat_text, read_folder
-from preshard.packer_service.ingest.text.configured import folder_tokenizer
+from preshard.packer_service.ingest.text.configured import with_templates
+from preshard.packer_service.ingest.text.load import parse_folder
 from preshard.packer_service.ingest.text.tokenizer import Tokenizer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.sections import SpecialTokensConfig, VisionConfig
@@ -145,7 +146,9 @@ def make_folder(style: Style, folder: Path) -> Path:
 
 def our_tokenizer(folder: Path) -> Tokenizer:
     """The folder's tokenizer as the packer loads it, in this process."""
-    return folder_tokenizer(str(folder), SpecialTokensConfig(), read_folder(str(folder)))
+    found = read_folder(str(folder))
+    plain = parse_folder(str(folder), SpecialTokensConfig(), found.tokenizer, found.special_tokens)
+    return with_templates(plain, dict(found.templates))
 
 
 def renderer_of(tokenizer: Tokenizer, **others: Any) -> Renderer:

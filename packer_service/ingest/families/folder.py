@@ -178,9 +178,7 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
 def masks_for(config: PackConfig) -> LayerMasks | None:
     """The layers of a job's model, where some have a window that is shorter than packs; None without a model."""
     found = None if config.model is None else load_family(config.model, config.images.backend)
-    if found is None or found.window is None or found.window >= config.seq_len:
-        return None
-    return layer_masks(found.config, "model")
+    return None if found is None else layer_masks(found.config, config.seq_len, "model")
 
 
 def _is_text_only(folder: ModelFolder) -> bool:

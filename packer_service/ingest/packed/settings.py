@@ -13,6 +13,7 @@ from preshard.packer_service.ingest.model import PackedFor, packed_for
 from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
+from preshard.schemas.columns import KeptColumns
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.changes import REMEDY, leaves, refuse_changes
 from preshard.schemas.dataset.manifest_parts import stored_config
@@ -31,29 +32,26 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
             be.
     """
     stored_files = [file for file in files if file.kind == DATASET]
-    datasets = [(file.label, manifest_of(file)) for file in stored_files]
-    if not datasets:
-        return packed_for(config)
     for file in stored_files:
         stored = stored_config(manifest_of(file))
+        _refuse_other_columns(config.keep_columns, file, stored)
         refuse_changes(config, file.label, stored)
-        _refuse_other_columns(config, file, stored)
-    first = datasets[0][1]
-    known = PackedFor(tokenizer=first.tokenizer, model=first.model)
-    only_datasets = len(datasets) == len(files)
-    same_names = all(getattr(config, name) == first.config[name] for name in FILES)
-    target = known if only_datasets and same_names else packed_for(config)
-    for label, manifest in datasets:
-        _refuse_other_files(target, label, manifest)
+    first = manifest_of(files[0]) if files and len(stored_files) == len(files) else None
+    if first is not None and all(getattr(config, name) == first.config[name] for name in FILES):
+        target = PackedFor(tokenizer=first.tokenizer, model=first.model)
+    else:
+        target = packed_for(config)
+    for file in stored_files:
+        _refuse_other_files(target, file.label, manifest_of(file))
     return target
 
 
-def _refuse_other_columns(config: PackConfig, file: SourceFile, stored: PackConfig) -> None:
+def _refuse_other_columns(asked: KeptColumns, file: SourceFile, stored: PackConfig) -> None:
     """Documents may keep fewer columns than they have or were joined to them, and none that they do not have."""
     has, label = dict(stored.keep_columns), file.label
-    if not set(dict(config.keep_columns)) <= set(has):
+    if not set(dict(asked)) <= set(has):
         has |= open_dataset(file).joined_columns
-    for name, kind in config.keep_columns:
+    for name, kind in asked:
         if has.get(name) != kind:
             known = ", ".join(f"{key} ({value})" for key, value in has.items()) or "none"
             raise ConfigError(f"keep_columns: {label} has no column {name} of type {kind}; it keeps {known}")

@@ -18,6 +18,7 @@ from typing import Any
 from preshard.packer_service.ingest.text.chat_render import check_template, in_shape, render_turns
 from preshard.packer_service.ingest.text.chat_spans import alike, answer_spans, shown_fields
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate, ChatText, Conversation, LossSpan, Span, Turn
+from preshard.packer_service.ingest.text.tokenizer import TOKENIZER_FILE
 from preshard.packer_service.runtime.workers import CallFailedError, Isolated, Limits
 from preshard.schemas.errors import ConfigError, DocumentError
 
@@ -169,7 +170,6 @@ def _joined(spans: list[LossSpan]) -> tuple[LossSpan, ...]:
     return tuple(joined)
 
 
-TOKENIZER_FILE = "tokenizer.json"
 PROCESSOR_TEMPLATE = "chat_template.json"
 """Where processors kept their template before ``chat_template.jinja``; it goes before the tokenizer's."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from preshard.packer_service.ingest.text.chat_template import ChatTemplate
-from preshard.packer_service.ingest.text.chat_text import TOKENIZER_FILE, FolderTokenizer, check_in_process, load_folder
-from preshard.packer_service.ingest.text.load import load_tokenizer, parse_tokenizer
+from preshard.packer_service.ingest.text.chat_text import check_in_process, load_folder
+from preshard.packer_service.ingest.text.load import load_tokenizer, parse_folder
 from preshard.packer_service.ingest.text.tokenizer import TEKKEN, Tokenizer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
@@ -31,47 +32,34 @@ def configured_tokenizer(config: PackConfig) -> Tokenizer:
 @lru_cache(maxsize=2)
 def _load(model: str | None, tokenizer: str, template: str | None, special: SpecialTokensConfig) -> Tokenizer:
     folder = tokenizer if model is None else model
+    own = dict[str, str]()
     if folder != TEKKEN and Path(folder).is_dir():
-        loaded = folder_tokenizer(folder, special, load_folder(folder))
+        given = load_folder(folder)
+        loaded, own = parse_folder(folder, special, given.tokenizer, given.special_tokens), dict(given.templates)
     else:
         loaded = load_tokenizer(tokenizer, special)
-    if template is not None:
-        loaded = with_template(loaded, _read(Path(template)))
-    for one in {loaded.template, loaded.tool_template} - {None}:
+    found = with_templates(loaded, own) if template is None else with_template(loaded, _read(Path(template)))
+    for one in {found.template, found.tool_template} - {None}:
         assert one is not None
         check_in_process(one)
-    entry = loaded.entry.model_copy(update={"chat_template_sha256": _templates_sha256(loaded)})
-    return replace(loaded, entry=entry)
+    return found
 
 
-def _templates_sha256(tokenizer: Tokenizer) -> str | None:
-    """Of the template's source; where there is one for conversations with tools, a zero byte and its source follow."""
-    if tokenizer.template is None:
-        return None
-    tools = tokenizer.tool_template
-    if tools is None:
-        return tokenizer.template.sha256
-    return hashlib.sha256(f"{tokenizer.template.source}\0{tools.source}".encode()).hexdigest()
+def with_templates(tokenizer: Tokenizer, sources: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer with the chat templates of its folder, by name.
 
-
-def folder_tokenizer(folder: str, special: SpecialTokensConfig, given: FolderTokenizer) -> Tokenizer:
-    """The tokenizer of a folder, from what was loaded of it.
-
-    Raises:
-        ConfigError: a special token is not in it.
+    Its entry has the hash of the template's source; where there is one for conversations with tools, a zero byte and
+    its source follow.
     """
-    content = (Path(folder) / TOKENIZER_FILE).read_bytes()
-    tokenizer = parse_tokenizer(
-        given.tokenizer,
-        special,
-        name=TOKENIZER_FILE,
-        sha256=hashlib.sha256(content).hexdigest(),
-        special_tokens=given.special_tokens,
-    )
-    templates = {name: _template(tokenizer, source) for name, source in given.templates}
-    if "default" not in templates:
+    if "default" not in sources:
         return tokenizer
-    return replace(tokenizer, template=templates["default"], tool_template=templates.get("tool_use"))
+    templates = {name: _template(tokenizer, source) for name, source in sources.items()}
+    template, tools = templates["default"], templates.get("tool_use")
+    sha256 = template.sha256
+    if tools is not None:
+        sha256 = hashlib.sha256(f"{template.source}\0{tools.source}".encode()).hexdigest()
+    entry = tokenizer.entry.model_copy(update={"chat_template_sha256": sha256})
+    return replace(tokenizer, template=template, tool_template=tools, entry=entry)
 
 
 def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
@@ -84,7 +72,7 @@ def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
         raise ConfigError(
             "chat_template: tekken writes Mistral's own form of a chat; set tokenizer to a Hugging Face folder or file"
         )
-    return replace(tokenizer, template=_template(tokenizer, source), tool_template=None)
+    return with_templates(tokenizer, {"default": source})
 
 
 def _template(tokenizer: Tokenizer, source: str) -> ChatTemplate:

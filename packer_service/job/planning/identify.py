@@ -20,6 +20,7 @@ from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.document_ids import mix64
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.sections import DuplicatesConfig
 
 SHINGLE = 5
 """Neighbouring tokens that count as one element of a text."""
@@ -28,15 +29,15 @@ _AT_ONCE = 8192
 """Shingles that are hashed together, at half a KiB each."""
 
 
-def check_duplicates(config: PackConfig, files: Sequence[SourceFile]) -> None:
+def check_duplicates(asked: DuplicatesConfig, files: Sequence[SourceFile]) -> None:
     """
     Raises:
         ConfigError: images are to be compared, and a packed dataset is among the sources.
     """
     stored = [file.label for file in files if file.kind == DATASET]
-    if config.duplicates.images != "keep" and stored:
+    if asked.images != "keep" and stored:
         raise ConfigError(
-            f"duplicates.images {config.duplicates.images!r} compares decoded pixels of whole images, and {stored[0]} "
+            f"duplicates.images {asked.images!r} compares decoded pixels of whole images, and {stored[0]} "
             "holds crops of them: set it when the source is packed"
         )
 

@@ -209,25 +209,25 @@ def asking(expression: str) -> Iterator[Where]:
         yield Where(expression, connection)
 
 
-def check_where(config: PackConfig, files: Sequence[SourceFile]) -> list[SourceFile]:
+def check_where(expression: str | None, files: Sequence[SourceFile]) -> list[SourceFile]:
     """The files with the types of the columns that the expression may name. It is asked of the first rows of each.
 
     Raises:
         ConfigError: DuckDB refuses it, with its words and the columns that there are; or its answer changes from run
             to run.
     """
-    if config.where is None:
+    if expression is None:
         return list(files)
     ready = list[SourceFile]()
-    with asking(config.where) as where:
-        _refuse_changing(config.where)
+    _refuse_changing(expression)
+    with asking(expression) as where:
         for file in files:
             try:
                 typed, table, names = _looked_at(file, where)
             except OSError as error:
                 raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
             except pa.ArrowException as error:
-                raise ConfigError(f"where {config.where!r:.200}: {_in_a_line(error)} ({file.label})") from None
+                raise ConfigError(f"where {expression!r:.200}: {_in_a_line(error)} ({file.label})") from None
             if table is not None:
                 _ask(where, table, typed, names)
             ready.append(typed)

@@ -17,12 +17,11 @@ from preshard.packer_service.ingest.render import render_pieces
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, SourceFile, SourceRow
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.forms.detect import find_form
-from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_row, row_identity
 from preshard.packer_service.ingest.text.configured import configured_tokenizer
+from preshard.packer_service.job.sources import find_sources
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.document import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
-from preshard.packer_service.shards.store import require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError, PreshardError
 from preshard.schemas.manifest import UNIT_KINDS
@@ -68,9 +67,7 @@ def show_document(
         RejectedError: the row would be rejected, with the reason.
     """
     media = media or AllowedMedia()
-    for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
-        require_answer(what, location)
-    files = list_sources(sources, config, media).files
+    files = find_sources(sources, config, media).files
     packed = [file for file in files if file.kind == DATASET]
     if packed:
         if len(files) > 1:

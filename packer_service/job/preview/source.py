@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,22 +16,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.packed.manifest import manifest_of
-from preshard.packer_service.ingest.packed.settings import dataset_notes, packed_target
+from preshard.packer_service.ingest.packed.settings import dataset_notes
 from preshard.packer_service.ingest.source.file import DATASET, Fragment, SourceFile
-from preshard.packer_service.ingest.source.files import list_fragments
-from preshard.packer_service.ingest.source.listing import Sources, list_sources
-from preshard.packer_service.job.planning.identify import check_duplicates
 from preshard.packer_service.job.planning.measure import measure_fragment
 from preshard.packer_service.job.planning.measured import KeptFragment, keep_measured
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.job.planning.runs import querying
-from preshard.packer_service.job.planning.where import check_where
 from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.job.preview.lengths import READ_ROWS, SizeRuns, planned_report, sized_report
+from preshard.packer_service.job.resolve import ResolvedJob
 from preshard.packer_service.job.writing.read import ShardDocument, read_document, read_shard
 from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import build_pack
@@ -44,61 +39,47 @@ from preshard.packer_service.report.tables import table_parts
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.scratch import scratch_folder
-from preshard.packer_service.shards.store import Folder, require_answer
+from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import stored_config
 
 
 def plan_sources(
-    sources: Sequence[str],
-    config: PackConfig,
+    job: ResolvedJob,
     executor: Executor,
     progress: Progress,
     dp_sizes: Sequence[int] = (),
     *,
-    media: AllowedMedia | None = None,
-    found: Sources | None = None,
     export: Path | None = None,
 ) -> PlanReport:
     """The figures of packing sources, with every document measured.
 
     Args:
-        sources: files and folders: paths or URIs.
-        config: the job's configuration.
+        job: the job.
         executor: runs the tasks that measure; what they return waits in a temporary folder of this machine.
         progress: hears what is done.
         dp_sizes: data-parallel sizes to give the straggler ratio for.
-        media: what rows may reach besides the folders of the sources.
-        found: the sources, where they have been looked at already.
         export: file to write the plan to (:func:`export_plan`).
 
     Raises:
-        ConfigError: a source or the tokenizer does not exist.
         PlanError: a data-parallel size does not divide the window.
     """
+    config, fragments = job.config, job.fragments
     check_dp_sizes(dp_sizes, config.order.window)
-    media = media or AllowedMedia()
-    for what, location in [*(("SOURCE", source) for source in sources), *media.named()]:
-        require_answer(what, location)
-    listed = found or list_sources(sources, config, media)
-    listed = replace(listed, files=check_where(config, listed.files))
-    check_duplicates(config, listed.files)
-    target = packed_target(config, listed.files)  # so that wrong files are reported before any task starts
-    for note in (*listed.notes(), *dataset_notes(listed.files)):
+    for note in job.notes():
         progress.note(note)
-    fragments = list_fragments(listed.files)
     with scratch_folder("preshard-plan-") as temporary:
         planner = PartitionPlanner(
             work=Folder(temporary),
             config=config,
             executor=PlainExecutor(),  # the folder is this machine's
             progress=progress,
-            layers=target.layers,
+            layers=job.target.layers,
         )
         kept = _measure(fragments, config, executor, progress, planner.work)
         started = time.perf_counter()
         planner.merge(fragments, kept)
-        planned = planner.plan(list(dict.fromkeys(each.file for each in fragments)), listed.unused)
+        planned = planner.plan(job.files, job.sources.unused)
         seconds = time.perf_counter() - started
         if export is not None:
             export_plan(planned, export)
@@ -107,7 +88,7 @@ def plan_sources(
             (pack, *read_shard(shards[pack], planned.folder, planned.files, planned.sources))
             for pack in sampled_packs(planned.n_packs)
         ]
-        sampled = [result for _, result in executor.run(partial(_solve_task, config=config, target=target), tasks)]
+        sampled = [result for _, result in executor.run(partial(_solve_task, config=config, target=job.target), tasks)]
         return planned_report(planned, sampled, config, dp_sizes=dp_sizes, seconds=seconds)
 
 
@@ -155,8 +136,7 @@ JOINED = f"""
 
 
 def plan_tables(
-    sources: Sequence[str],
-    config: PackConfig,
+    job: ResolvedJob,
     progress: Progress,
     dp_sizes: Sequence[int] = (),
     *,
@@ -168,8 +148,7 @@ def plan_tables(
     Tables are read some hundred thousand rows at a time, and what is sorted waits in a temporary folder.
 
     Args:
-        sources: datasets: paths or URIs.
-        config: the job's configuration.
+        job: the job.
         progress: hears what is done.
         dp_sizes: data-parallel sizes to give the straggler ratio for.
         export: file to write the plan to (:func:`export_plan`).
@@ -180,14 +159,12 @@ def plan_tables(
         dataset, a document would be cut or was cut with a loss, or an id is in two datasets.
 
     Raises:
-        ConfigError: a key would ask for a dataset's source again.
         PlanError: a data-parallel size does not divide the window.
         FormatError: a table is broken.
     """
-    files = list_sources(sources, config).files
-    if not files or any(file.kind != DATASET for file in files):
+    config, files = job.config, job.sources.files
+    if any(file.kind != DATASET for file in files):
         return None
-    target = packed_target(config, files)  # so that keys that need the source are refused
     check_dp_sizes(dp_sizes, config.order.window)
     if config.where is not None or config.duplicates.is_asked or any(_was_cut(file) for file in files):
         return None
@@ -199,7 +176,7 @@ def plan_tables(
                 return None
             sizes.add(table)
             progress.step("sorted lengths", sizes.n_rows, total)
-        planned = sizes.plan(progress, partition_rows, unique=True, layers=target.layers)
+        planned = sizes.plan(progress, partition_rows, unique=True, layers=job.target.layers)
         if planned.n_numbered:
             return None
         if export is not None:

@@ -21,14 +21,13 @@ from preshard.packer_service.ingest.render import render_pieces
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, TABLES
 from preshard.packer_service.ingest.source.file import DATASET, Fragment
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
-from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.packer_service.job.preview.suggestion import Sampled, suggestion
+from preshard.packer_service.job.sources import find_sources
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.advice.model import folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.packer_service.runtime.progress import Progress
-from preshard.packer_service.shards.store import require_answer
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.document_ids import mix64
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -97,9 +96,7 @@ def suggest(
             folder is none.
     """
     assert config.model is not None, "checked by the command"
-    for source in sources:
-        require_answer("SOURCE", source)
-    files = list_sources(sources, config, media or AllowedMedia()).files
+    files = find_sources(sources, config, media or AllowedMedia()).files
     for file in files:
         if file.kind == DATASET:
             raise ConfigError(f"SOURCE {file.uri}: is a packed dataset; give the source that it was packed from")

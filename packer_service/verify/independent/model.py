@@ -9,7 +9,7 @@ from typing import Any
 from preshard.packer_service.verify.independent.vocabulary import TOKENIZER_CONFIG, read_json, spelling
 from preshard.schemas.config import PackConfig
 from preshard.schemas.model.families import FAMILIES
-from preshard.schemas.model.followed import layer_masks, window_of
+from preshard.schemas.model.followed import layer_masks
 
 CONFIG, PROCESSOR = "config.json", "processor_config.json"
 IMAGES, VIDEOS = "preprocessor_config.json", "video_preprocessor_config.json"
@@ -79,8 +79,7 @@ def derive_model(files: Files, config: PackConfig, ids: Mapping[str, int]) -> Js
     """
     model = read_json(files, CONFIG)
     kind = str(model.get("model_type", ""))
-    window = window_of(model)
-    masks = None if window is None or window >= config.seq_len else layer_masks(model, "model")
+    masks = layer_masks(model, config.seq_len, "model")
     derived: Json = {
         **{"model_type": kind, "axes": 1, "merge": 1, "row_ids": [], "group_ids": [], "settings": {}},
         **{"bidirectional": None, "masks": None if masks is None else masks.model_dump()},

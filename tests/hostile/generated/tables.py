@@ -397,7 +397,7 @@ def text_row(row: dict[str, Any]) -> dict[str, Any]:
 
 def read(path: Path, *, all_columns: bool, where: str | None = None) -> list[Any]:
     config = load_config(None, [*SETTINGS, *([f"where={json.dumps(where)}"] if where else [])])
-    files = check_where(config, list_sources([str(path)], config).files)
+    files = check_where(config.where, list_sources([str(path)], config).files)
     rows = list[Any]()
     for fragment in list_fragments(files):
         if all_columns:

@@ -12,6 +12,7 @@ from datasets.data_files import get_data_patterns, resolve_pattern
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.names import find_splits
 from preshard.packer_service.job.preview.source import plan_sources
+from preshard.packer_service.job.resolve import resolve
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
@@ -58,7 +59,7 @@ def test_a_saved_dict_is_packed_with_the_splits_that_were_asked_for(tmp_path: Pa
 
     def documents(split: str | None) -> int:
         config = PackConfig(split=split, seq_len=1024, layouts=("contiguous",), ring_degrees=(1,), cp_sizes=(1,))
-        return plan_sources([source], config, PlainExecutor(), progress).documents  # type: ignore[arg-type]
+        return plan_sources(resolve([source], config), PlainExecutor(), progress).documents  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError, match=r"splits train \(1 file\), test \(1 file\), held \(1 file\); .*split=train,"):
         list_sources([source])
@@ -77,6 +78,6 @@ def test_a_file_names_the_source_of_its_rows(tmp_path: Path, tiny_config: PackCo
     for name in ("web.jsonl", "chat-00000-of-00002.jsonl", "chat-00001-of-00002.jsonl"):
         (tmp_path / name).write_text(json.dumps({"text": name, "source": "own"}) + "\n{}\n")
     config = tiny_config.model_copy(update={"source": "from_file", "mixture": (("chat", 2.0),)})
-    report = plan_sources([str(tmp_path)], config, PlainExecutor(), progress)  # type: ignore[arg-type]
+    report = plan_sources(resolve([str(tmp_path)], config), PlainExecutor(), progress)  # type: ignore[arg-type]
     assert {name: share.documents for name, share in report.shares.items()} == {"chat": 4, "web": 1}
     assert report.rejects_by_source == {"chat": {"bad_row": 2}, "web": {"bad_row": 1}}
