@@ -7,13 +7,14 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from preshard.schemas.columns import KeptColumns, RenamedColumns, TokenColumn, TokenColumns
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
+from preshard.schemas.keys import COPIED, NO_FILE, NO_ROW, NO_TEXT, RENDERED_TEXT, Key, keys_of
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
 from preshard.schemas.sections import (
     ConfigSection,
@@ -58,64 +59,89 @@ class PackConfig(ConfigSection):
     max_patches: int | None = Field(
         None, ge=1, le=2**31, description="Most patches that the vision encoder sees in a pack; null for no limit."
     )
-    model: str | None = Field(
+    model: Annotated[str | None, Key(source=RENDERED_TEXT, names_file=True, plan=NO_TEXT)] = Field(
         None, min_length=1, description="Model folder that decides tokens, images and positions; null for none."
     )
-    chat_template: str | None = Field(
+    chat_template: Annotated[str | None, Key(source=RENDERED_TEXT, names_file=True, plan=NO_TEXT)] = Field(
         None, min_length=1, description="Jinja file that writes conversations; null for the tokenizer's own form."
     )
-    tokenizer: str = Field("tekken", min_length=1, description="`tekken`, or a tokenizer.json, or a folder with one.")
-    special_tokens: SpecialTokensConfig = Field(SpecialTokensConfig(), description="Special tokens, given as text.")
-    vision: VisionConfig = Field(VisionConfig(), description="The vision encoder's input.")
-    images: ImagesConfig = Field(ImagesConfig(), description="How still images are read and scaled.")
-    video: VideoConfig = Field(VideoConfig(), description="How frames are sampled from a video.")
-    decoder_mib: int = Field(
+    tokenizer: Annotated[str, Key(source=RENDERED_TEXT, names_file=True, plan=NO_TEXT)] = Field(
+        "tekken", min_length=1, description="`tekken`, or a tokenizer.json, or a folder with one."
+    )
+    special_tokens: Annotated[SpecialTokensConfig, Key(source=RENDERED_TEXT, plan=NO_TEXT)] = Field(
+        SpecialTokensConfig(), description="Special tokens, given as text."
+    )
+    vision: Annotated[VisionConfig, Key(source="crops are not cut again")] = Field(
+        VisionConfig(), description="The vision encoder's input."
+    )
+    images: Annotated[ImagesConfig, Key(source="pictures are not scaled again", plan="a plan scales no pictures")] = (
+        Field(ImagesConfig(), description="How still images are read and scaled.")
+    )
+    video: Annotated[VideoConfig, Key(source="frames are not sampled again", plan="a plan samples no frames")] = Field(
+        VideoConfig(), description="How frames are sampled from a video."
+    )
+    decoder_mib: Annotated[int, Key(plan="a plan decodes nothing")] = Field(
         512, ge=256, le=2**20, description="Memory of a task's decoder; a file that needs more is rejected."
     )
-    image_format: Literal["jpeg", "png"] = Field("jpeg", description="How crops are stored.")
-    jpeg_quality: int = Field(90, ge=1, le=100, description="Quality of stored JPEG crops.")
-    bidirectional: Literal["within_image", "image_tokens", "none"] = Field(
-        "within_image", description="Which image tokens see each other in both directions."
+    image_format: Annotated[Literal["jpeg", "png"], Key(source=COPIED, plan=NO_FILE)] = Field(
+        "jpeg", description="How crops are stored."
     )
-    annotation_weight: Literal["none", "sqrt"] = Field(
-        "none", description="`sqrt`: each of n annotations weighs 1/sqrt(n)."
+    jpeg_quality: Annotated[int, Key(source=COPIED, plan=NO_FILE)] = Field(
+        90, ge=1, le=100, description="Quality of stored JPEG crops."
     )
-    form: str = Field(
+    bidirectional: Annotated[
+        Literal["within_image", "image_tokens", "none"],
+        Key(source="documents keep the mask that they were rendered with"),
+    ] = Field("within_image", description="Which image tokens see each other in both directions.")
+    annotation_weight: Annotated[
+        Literal["none", "sqrt"],
+        Key(source="documents keep the loss weights that they were rendered with", plan="a plan knows no loss weights"),
+    ] = Field("none", description="`sqrt`: each of n annotations weighs 1/sqrt(n).")
+    form: Annotated[str, Key(plan=NO_ROW)] = Field(
         "auto", min_length=1, description="Form of the rows: `auto`, a form's name, or `package.module:function`."
     )
-    ignore: Names = Field((), description="Patterns of files in a source's folders that are left out.")
-    split: str | None = Field(
+    ignore: Annotated[Names, Key(plan=NO_ROW)] = Field(
+        (), description="Patterns of files in a source's folders that are left out."
+    )
+    split: Annotated[str | None, Key(plan=NO_ROW)] = Field(
         None,
         min_length=1,
         description="Splits that are packed of folders that hold several: a name, `train+test`, `all`.",
     )
-    source: Literal["from_row", "from_file"] = Field(
+    source: Annotated[Literal["from_row", "from_file"], Key(plan=NO_ROW)] = Field(
         "from_row", description="Whether the row's column `source` names its source, or the name of its file does."
     )
-    ignore_columns: Names = Field((), description="Columns of the source that are left out.")
-    rename_columns: RenamedColumns = Field(
+    ignore_columns: Annotated[Names, Key(plan=NO_ROW)] = Field(
+        (), description="Columns of the source that are left out."
+    )
+    rename_columns: Annotated[RenamedColumns, Key(plan=NO_ROW)] = Field(
         (), description="Columns of the source that are read under another name: `{pics: images, query: question}`."
     )
-    ignore_fields: IgnorableFields = Field(
+    ignore_fields: Annotated[IgnorableFields, Key(plan=NO_ROW)] = Field(
         (), description="Fields beside the content of messages that are left out, as if no row had them."
     )
-    token_columns: TokenColumns = Field(
+    token_columns: Annotated[
+        TokenColumns, Key(source="documents keep the columns that they were rendered with", plan=NO_ROW)
+    ] = Field(
         (),
         description="Columns of numbers for each token, by type: `{logprobs: float32, teacher: float32 x 8 or 0}`.",
     )
-    keep_columns: KeptColumns = Field(
+    keep_columns: Annotated[KeptColumns, Key(plan=NO_ROW)] = Field(
         (), description="Columns that documents keep, by type: `{quality: float, licence: string, n: int, ok: bool}`."
     )
-    where: str | None = Field(
+    where: Annotated[str | None, Key(for_once=True, plan=NO_ROW)] = Field(
         None,
         min_length=1,
         max_length=10_000,
         description="Rows that are packed: a DuckDB expression over their columns, such as `quality > 0.5`.",
     )
-    duplicates: DuplicatesConfig = Field(
+    duplicates: Annotated[DuplicatesConfig, Key(for_once=True, plan=NO_ROW)] = Field(
         DuplicatesConfig(), description="What becomes of documents that repeat others."
     )
-    turns: Literal["whole", "last", "each"] = Field(
+    turns: Annotated[
+        Literal["whole", "last", "each"],
+        Key(source="documents keep the turns that they were rendered with", plan=NO_TEXT),
+    ] = Field(
         "whole",
         description="Which turns of an assistant are learnt: all as the whole conversation shows them, the last alone, "
         "or `each` as the end of a conversation of its own.",
@@ -126,7 +152,7 @@ class PackConfig(ConfigSection):
     mixture: Weights = Field(
         (), description="How often documents of a source are taken, by its name: `{text: 0.5}`; 1 if it is not named."
     )
-    curriculum: Phases = Field(
+    curriculum: Annotated[Phases, Key(plan="an answer has one share for each source; see preshard plan")] = Field(
         (),
         description="Phases of the run, each until a share of its tokens, and how sources weigh in it: "
         "`[{until: 0.2, weights: {web: 3}}, {until: 1.0, weights: {chat: 2}}]`; 1 if not named.",
@@ -138,7 +164,9 @@ class PackConfig(ConfigSection):
     ring_degrees: Degrees = Field((1, 2, 4, 8), description="Ring degrees for which token layouts are stored.")
     layouts: Schemes = Field(SCHEMES, min_length=1, description="Token layout schemes.")
     block_size: int = Field(128, ge=1, le=2**20, description="Tokens of a block of the balanced schemes.")
-    packs_per_shard: int = Field(16, ge=1, le=MAX_PACKS_PER_SHARD, description="Packs in one tar file.")
+    packs_per_shard: Annotated[int, Key(plan=NO_FILE)] = Field(
+        16, ge=1, le=MAX_PACKS_PER_SHARD, description="Packs in one tar file."
+    )
     order: OrderConfig = Field(OrderConfig(), description="The order of packs over training steps.")
     cost: CostConfig = Field(CostConfig(), description="Dimensions of the model that will train.")
 
@@ -224,6 +252,10 @@ class PackConfig(ConfigSection):
                 f"nearest that do: {nearest_multiples(self.seq_len, step)}"
             )
         return self
+
+
+KEYS = keys_of(PackConfig)
+"""What keys and sections say of themselves, by name with dots."""
 
 
 def words_of(expression: str) -> frozenset[str]:

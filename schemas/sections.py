@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from preshard.schemas.files.validation import nearest_multiples
+from preshard.schemas.keys import Key
 from preshard.schemas.layout import Scheme
 
 MAX_WINDOW = 2**20
@@ -67,6 +68,10 @@ Width = Annotated[int, Field(ge=1, le=2**24)]
 """A dimension of a model: a hundred times those of any model, and no product of a few of them overflows."""
 
 
+STORED_WORK = Key(stored="the vision encoder's work on each image is stored with the documents")
+"""Of the encoder's dimensions, which change nothing once a model's own have been used."""
+
+
 class ConfigSection(BaseModel):
     """Keys that stand together: frozen, and checked as a whole."""
 
@@ -79,7 +84,7 @@ class VisionConfig(ConfigSection):
     image_size: int = Field(378, ge=1, le=8192, description="Side of a crop in pixels; every crop is a square.")
     patch_size: int = Field(14, ge=1, le=8192, description="Side of the encoder's patch in pixels; divides image_size.")
     pool_size: int = Field(3, ge=1, le=8192, description="Patches along one side of a pooling window.")
-    max_crops: int = Field(
+    max_crops: Annotated[int, Key(plan="a plan knows how many crops each document has, but not their sizes")] = Field(
         1, ge=1, le=256, description="Most tiles of a still image; more than one tile adds a thumbnail of the whole."
     )
 
@@ -156,9 +161,13 @@ class CostConfig(ConfigSection):
     head_dim: Width = Field(128, description="Width of a decoder head.")
     intermediate_size: Width = Field(12288, description="Width of the decoder's SwiGLU.")
     vocab_size: Width = Field(151936, description="Rows of the output projection.")
-    vision_hidden_size: Width = Field(1152, description="Width of the vision encoder.")
-    vision_num_layers: Width = Field(25, description="Layers of the vision encoder that run; Molmo2 drops two of 27.")
-    vision_intermediate_size: Width = Field(4304, description="Width of the vision encoder's MLP.")
+    vision_hidden_size: Annotated[Width, STORED_WORK] = Field(1152, description="Width of the vision encoder.")
+    vision_num_layers: Annotated[Width, STORED_WORK] = Field(
+        25, description="Layers of the vision encoder that run; Molmo2 drops two of 27."
+    )
+    vision_intermediate_size: Annotated[Width, STORED_WORK] = Field(
+        4304, description="Width of the vision encoder's MLP."
+    )
     attention_tflops: float = Field(
         400.0, gt=0, le=1e9, description="Speed of the attention kernel, to weigh tiles and keys."
     )

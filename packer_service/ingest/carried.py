@@ -15,8 +15,8 @@ from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.packer_service.ingest.source.forms.custom import is_custom
 from preshard.packer_service.ingest.text.load import load_decoder, parse_decoder
 from preshard.packer_service.ingest.text.tokenizer import TEKKEN
-from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.changes import NEEDS_SOURCE, leaves
+from preshard.schemas.config import KEYS, PackConfig
+from preshard.schemas.dataset.changes import NAMES_FILES, NEEDS_SOURCE, leaves
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import join, locate
 from preshard.schemas.files.regular import FileRefusedError, open_regular
@@ -30,13 +30,6 @@ from preshard.schemas.manifest import (
     CarriedFile,
     ManifestHead,
 )
-
-FILES = ("tokenizer", "model", "chat_template")
-"""Keys that name files: what these hold must be the same, not where they lie."""
-
-
-OF_THIS_COMMAND = ("where", "duplicates")
-"""Keys that choose documents for one dataset: they are done with, and name columns of other tables."""
 
 
 def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +49,7 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
     first_source, first = manifests[0]
     for source, other in manifests[1:]:
         for section, whole in first.config.items():
-            if section in given or section in FILES or section in OF_THIS_COMMAND:
+            if section in given or section in NAMES_FILES or _is_for_once(section):
                 continue
             for key, value, others in leaves(section, whole, other.config.get(section)):
                 if value != others:
@@ -72,7 +65,9 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
             f"form: {first_source} was packed with {form!r:.200}, code that would be imported because its manifest "
             "says so; add --form and that name if you trust it, or --form auto"
         )
-    if len(manifests) < len(sources) or any(name in given and given[name] != first.config.get(name) for name in FILES):
+    if len(manifests) < len(sources) or any(
+        name in given and given[name] != first.config.get(name) for name in NAMES_FILES
+    ):
         files = carried_settings(first_source, first)
         if not files:
             _refuse_files(first_source, first.config, given)
@@ -86,7 +81,7 @@ def _refuse_files(source: str, stored: Mapping[str, Any], given: Mapping[str, An
         ConfigError: the job would read a file that only a manifest names.
     """
     built_in = PackConfig()
-    for name in FILES:
+    for name in NAMES_FILES:
         path = stored.get(name, getattr(built_in, name))
         if name not in given and path != getattr(built_in, name):
             raise ConfigError(
@@ -95,9 +90,13 @@ def _refuse_files(source: str, stored: Mapping[str, Any], given: Mapping[str, An
             )
 
 
+def _is_for_once(key: str) -> bool:
+    return key in KEYS and KEYS[key].for_once
+
+
 def _merged(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Sections key by key; any other value, a mixture for one, as a whole."""
-    merged = {key: value for key, value in stored.items() if key not in OF_THIS_COMMAND}
+    merged = {key: value for key, value in stored.items() if not _is_for_once(key)}
     for key, value in given.items():
         field = PackConfig.model_fields.get(key)
         is_section = field is not None and isinstance(field.default, BaseModel) and key in merged

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from preshard.packer_service.ingest.carried import FILES, files_to_carry
+from preshard.packer_service.ingest.carried import files_to_carry
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.job.finish import Finished, finish, write_carried
 from preshard.packer_service.job.ownership import Claim, claimed, finished_before, now
@@ -26,6 +26,7 @@ from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.runtime.proof import MOST_ENTRIES, Place, make_proof
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.changes import NAMES_FILES
 from preshard.schemas.errors import ConfigError, PlanError
 from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import RUN, CarriedFile, ManifestHead
@@ -128,7 +129,7 @@ def _places(job: ResolvedJob) -> list[Place]:
     named = [("SOURCE", file.uri) for file in files]
     named += [("the folder of media", folder) for folder in dict.fromkeys(file.media.folder for file in files)]
     named += job.media.named()
-    named += [(key, str(value)) for key in FILES if (value := getattr(job.config, key)) is not None]
+    named += [(key, str(value)) for key in NAMES_FILES if (value := getattr(job.config, key)) is not None]
     return [Place(item=item, location=location, remedy="mount it there") for item, location in named]
 
 

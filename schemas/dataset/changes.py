@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from preshard.schemas.config import PackConfig
+from preshard.schemas.config import KEYS, PackConfig
 from preshard.schemas.errors import ConfigError
 
-NEEDS_SOURCE = {
-    "special_tokens": "text is not tokenised again",
-    "vision": "crops are not cut again",
-    "images": "pictures are not scaled again",
-    "video": "frames are not sampled again",
-    "image_format": "crops are copied as they are stored",
-    "jpeg_quality": "crops are copied as they are stored",
-    "bidirectional": "documents keep the mask that they were rendered with",
-    "turns": "documents keep the turns that they were rendered with",
-    "token_columns": "documents keep the columns that they were rendered with",
-    "annotation_weight": "documents keep the loss weights that they were rendered with",
-}
+NEEDS_SOURCE = {name: fact.source for name, fact in KEYS.items() if fact.source and not fact.names_file}
 """Keys (or sections) whose change would ask for the source again, and why."""
 
-NAMES_FILES = dict.fromkeys(("tokenizer", "model", "chat_template"), "text is not tokenised again")
+NAMES_FILES = {name: fact.source for name, fact in KEYS.items() if fact.source and fact.names_file}
 """The same for keys that name files: what these hold must be the same. Where it cannot be compared, the names must."""
 
 REMEDY = "leave the key out, or pack the source itself"

@@ -8,14 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from preshard.packer_service.ingest.carried import FILES
 from preshard.packer_service.ingest.model import PackedFor, packed_for
 from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
 from preshard.schemas.columns import KeptColumns
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.changes import REMEDY, leaves, refuse_changes
+from preshard.schemas.dataset.changes import NAMES_FILES, REMEDY, leaves, refuse_changes
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ManifestHead
@@ -37,7 +36,7 @@ def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
         _refuse_other_columns(config.keep_columns, file, stored)
         refuse_changes(config, file.label, stored)
     first = manifest_of(files[0]) if files and len(stored_files) == len(files) else None
-    if first is not None and all(getattr(config, name) == first.config[name] for name in FILES):
+    if first is not None and all(getattr(config, name) == first.config[name] for name in NAMES_FILES):
         target = PackedFor(tokenizer=first.tokenizer, model=first.model)
     else:
         target = packed_for(config)

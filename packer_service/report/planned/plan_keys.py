@@ -10,43 +10,12 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from preshard.packer_service.plan.records import Figures
-from preshard.schemas.config import PackConfig
+from preshard.schemas.config import KEYS, PackConfig
 from preshard.schemas.dataset.changes import NAMES_FILES, NEEDS_SOURCE, leaves
 from preshard.schemas.errors import ConfigError
 
-NO_TEXT, NO_ROW, NO_FILE = "a plan tokenises nothing", "a plan reads no rows", "a plan writes nothing"
-
-UNANSWERED = {
-    "model": NO_TEXT,
-    "chat_template": NO_TEXT,
-    "tokenizer": NO_TEXT,
-    "special_tokens": NO_TEXT,
-    "vision.max_crops": "a plan knows how many crops each document has, but not their sizes",
-    "images": "a plan scales no pictures",
-    "video": "a plan samples no frames",
-    "image_format": NO_FILE,
-    "jpeg_quality": NO_FILE,
-    "annotation_weight": "a plan knows no loss weights",
-    "form": NO_ROW,
-    "ignore": NO_ROW,
-    "ignore_columns": NO_ROW,
-    "rename_columns": NO_ROW,
-    "ignore_fields": NO_ROW,
-    "token_columns": NO_ROW,
-    "keep_columns": NO_ROW,
-    "split": NO_ROW,
-    "where": NO_ROW,
-    "duplicates": NO_ROW,
-    "source": NO_ROW,
-    "decoder_mib": "a plan decodes nothing",
-    "turns": NO_TEXT,
-    "packs_per_shard": NO_FILE,
-    "curriculum": "an answer has one share for each source; see preshard plan",
-}
+UNANSWERED = {name: fact.plan for name, fact in KEYS.items() if fact.plan}
 """Keys (or sections) that no figure of a plan depends on, and why."""
-
-STORED_WORK = "the vision encoder's work on each image is stored with the documents"
-"""Why the encoder's dimensions change nothing once a model's own have been used."""
 
 Kind = Literal["integer", "number", "text", "choice", "choices", "integers", "names", "weights", "types", "phases"]
 
@@ -107,9 +76,7 @@ def unanswered(present: PackConfig, *, of_dataset: bool) -> dict[str, str]:
     if of_dataset:
         reasons |= NEEDS_SOURCE | NAMES_FILES
     if of_dataset and present.model is not None:
-        reasons |= {
-            f"cost.{name}": STORED_WORK for name in type(present.cost).model_fields if name.startswith("vision_")
-        }
+        reasons |= {name: fact.stored for name, fact in KEYS.items() if fact.stored}
     return reasons
 
 
