@@ -51,6 +51,11 @@ class Taken(NamedTuple):
     pass_number: Int[np.ndarray, "taken"]
     stage: Int[np.ndarray, "taken"]
 
+    def columns_of(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Columns of documents as a plan takes them: as often as each is taken, with ``pass_number`` and ``stage``."""
+        taken = {name: column[self.document] for name, column in columns.items()}
+        return taken | {"pass_number": self.pass_number, "stage": self.stage}
+
 
 class MixtureTotals(NamedTuple):
     """What an epoch takes of each source, in the order of their names; those of several partitions add up.

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from mixtures import lengths
 
 from preshard.packer_service.job.writing.tables import DOCUMENT_ROWS, ENCODINGS, GROUP_ROWS
+from preshard.packer_service.packs.lengths import solve_lengths
 from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, make_plan
-from preshard.packer_service.report.planned.what_if import solve_lengths
 from preshard.packer_service.report.stored import write_figures
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.codec import encode_json, sample_key, shard_name

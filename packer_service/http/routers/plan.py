@@ -137,9 +137,7 @@ def planned_of(asked: PlanRequest, dataset: ServedDataset | None = None) -> Plan
     Raises:
         ProblemError: 422 no plan can be made of this; 413 it has too many documents.
     """
-    from preshard.packer_service.report.planned.what_if import (
-        planned,  # takes half a second, which only plans should pay
-    )
+    from preshard.packer_service.report.planned.what_if import planned  # half a second, which only plans should pay
 
     present = dataset.config if dataset else PackConfig()
     table, config = _lengths_and_config(asked, dataset)

@@ -171,8 +171,7 @@ def plan_partition(
     taken, totals = take_mixture(columns, config, measured.sources)
     n_rows = int((columns["piece"] == 0).sum()) + len(rejects)
     n_documents = _count_ids(columns["id_hash"][taken.document], taken)
-    columns = {name: columns[name][taken.document] for name in ("source_number", *SIZES)}
-    columns |= {"pass_number": taken.pass_number, "stage": taken.stage}
+    columns = taken.columns_of({name: columns[name] for name in ("source_number", *SIZES)})
     documents = documents.select(REFERENCE)
     give_back_memory()
     plan = plan_documents(columns, config, part.number, layers)

@@ -18,18 +18,18 @@ from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
 from preshard.packer_service.job.planning.runs import RUNS, hashes_of, run_name, write_run
 from preshard.packer_service.job.preview.export import export_plan
-from preshard.packer_service.plan.cost import causal_area
-from preshard.packer_service.plan.order import check_dp_sizes
-from preshard.packer_service.report.fill import PlanTotals
-from preshard.packer_service.report.losses import losses_of
-from preshard.packer_service.report.planned.what_if import (
+from preshard.packer_service.packs.lengths import (
     SampledPack,
-    plan_report,
     sampled_packs,
     solve_lengths,
     with_patches,
     within_budgets,
 )
+from preshard.packer_service.plan.cost import causal_area
+from preshard.packer_service.plan.order import check_dp_sizes
+from preshard.packer_service.report.fill import PlanTotals
+from preshard.packer_service.report.losses import losses_of
+from preshard.packer_service.report.planned.what_if import plan_report
 from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import Progress

@@ -29,11 +29,11 @@ from preshard.packer_service.job.preview.export import export_plan
 from preshard.packer_service.job.preview.lengths import READ_ROWS, SizeRuns, planned_report, sized_report
 from preshard.packer_service.job.resolve import ResolvedJob
 from preshard.packer_service.job.writing.read import ShardDocument, read_document, read_shard
+from preshard.packer_service.packs.lengths import SampledPack, sampled_packs
 from preshard.packer_service.packs.measures import MeasureRows
 from preshard.packer_service.packs.pack import build_pack
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.planned.plan_keys import PLACE, STORED_SIZES, stored_lengths
-from preshard.packer_service.report.planned.what_if import SampledPack, sampled_packs
 from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.report.tables import table_parts
 from preshard.packer_service.runtime.executors import Executor, PlainExecutor

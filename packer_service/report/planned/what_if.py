@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 
-from preshard.packer_service.layout.mask import MaskIndex
-from preshard.packer_service.packs.measures import MeasureRows
-from preshard.packer_service.packs.pack import configured_layouts, image_boundaries
-from preshard.packer_service.plan.cost import CostModel, causal_area
+from preshard.packer_service.packs.lengths import (
+    SIZES,
+    SampledPack,
+    sampled_packs,
+    solve_lengths,
+    with_patches,
+    within_budgets,
+)
+from preshard.packer_service.plan.cost import causal_area
 from preshard.packer_service.plan.limits import fill_limit
 from preshard.packer_service.plan.make import Plan, plan_documents
 from preshard.packer_service.plan.mixture import check_mixture, mixture_figures, take_mixture
@@ -28,20 +33,7 @@ from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.document_ids import canonical_order, hash_ids
 from preshard.schemas.dataset.measures import MEASURES
 from preshard.schemas.errors import PreshardError
-from preshard.schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 from preshard.schemas.tables import rejects_table
-
-SAMPLED_PACKS = 8
-"""Packs whose layouts are solved for the balance figures, spread evenly over the plan."""
-
-SIZES = ("tokens", "images", "patches", "load")
-"""Columns of a document's sizes that a plan needs."""
-
-KEYS = ("doc_id", "source", "line")
-"""Columns that say which document it is; ``line`` is known where the lengths come from a file."""
-
-SampledPack: TypeAlias = pa.Table
-"""A pack's rows of measures.parquet."""
 
 
 def planned(table: pa.Table, config: dict[str, Any], dp_sizes: Sequence[int]) -> dict[str, Any]:
@@ -71,8 +63,7 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
     columns["source_number"] = pc.index_in(fitting["source"], pa.array(names, pa.string())).to_numpy().astype(np.int64)
     taken, totals = take_mixture(columns, config, names)
     kept = fitting.take(pa.array(taken.document))
-    columns = {name: column[taken.document] for name, column in columns.items()}
-    columns |= {"pass_number": taken.pass_number, "stage": taken.stage}
+    columns = taken.columns_of(columns)
     images = columns["images"]
     columns["area"] = causal_area(columns["tokens"])
     started = time.perf_counter()
@@ -99,21 +90,6 @@ def _in_canonical_order(table: pa.Table) -> pa.Table:
     hashes = hash_ids(table["doc_id"])
     order = canonical_order(hashes, table["doc_id"], table["piece"].to_numpy())
     return table.append_column("id_hash", pa.array(hashes)).take(pa.array(order))
-
-
-def with_patches(table: pa.Table, config: PackConfig) -> pa.Table:
-    """The table with the patches and loads of square crops, where it has none."""
-    images = table["images"].to_numpy()
-    each = {"patches": config.vision.patches_per_crop, "load": CostModel.of(config).vision_work_per_crop}
-    for name, of_one in each.items():
-        if name not in table.column_names:
-            table = table.append_column(name, pa.array(images * of_one))
-    return table
-
-
-def sampled_packs(n_packs: int) -> list[int]:
-    """Ids of the packs of a plan whose layouts are solved."""
-    return np.unique(np.linspace(0, n_packs - 1, SAMPLED_PACKS).astype(int)).tolist() if n_packs else []
 
 
 def plan_report(
@@ -171,78 +147,6 @@ def _solve_planned(plan: Plan, pack: int, images: Int64[np.ndarray, "docs"], con
     return solve_lengths(
         pack, plan.start[rows], plan.length[rows], plan.aligned_length[rows], images[plan.document[rows]], config
     )
-
-
-def solve_lengths(
-    pack: int,
-    starts: Int64[np.ndarray, "docs"],
-    lengths: Int64[np.ndarray, "docs"],
-    aligned_lengths: Int64[np.ndarray, "docs"],
-    crops: Int64[np.ndarray, "docs"],
-    config: PackConfig,
-) -> SampledPack:
-    """One planned pack, its mask made up from the places and crops of its documents."""
-    index = MaskIndex.of(_mask_of_lengths(starts, lengths, crops, config))
-    layouts = configured_layouts(index, starts, aligned_lengths, config)
-    units = np.arange(1, int(crops.sum()) + 1)
-    rows = MeasureRows()
-    pooled = units * config.vision.pooled_per_crop
-    loads = np.full_like(units, CostModel.of(config).vision_work_per_crop)
-    boundaries = image_boundaries(loads, units, pooled, config.cp_sizes)
-    rows.add_pack(pack, index, layouts, boundaries, units, loads)
-    return rows.table()
-
-
-def _mask_of_lengths(
-    starts: Int64[np.ndarray, "docs"],
-    lengths: Int64[np.ndarray, "docs"],
-    crops: Int64[np.ndarray, "docs"],
-    config: PackConfig,
-) -> MaskArrays:
-    doc_ids = np.full(config.seq_len, PADDING_DOC, np.int32)
-    group_ids = np.full(config.seq_len, CAUSAL_ONLY, np.int32)
-    unit = 0
-    for number, (start, length, n) in enumerate(zip(starts, lengths, crops, strict=True)):
-        doc_ids[start : start + length] = number
-        for i in range(n):
-            at = start + i * length // n
-            size = min(config.vision.pooled_per_crop, length // n)
-            if config.bidirectional != "none":
-                group_ids[at : at + size] = number if config.bidirectional == "image_tokens" else unit
-            unit += 1
-    return MaskArrays(doc_ids=doc_ids, branch_ids=np.zeros_like(doc_ids), group_ids=group_ids)
-
-
-def within_budgets(table: pa.Table, config: PackConfig) -> tuple[pa.Table, pa.Table]:
-    """Documents as they can be packed, with :data:`KEYS` and what each loses, and those that cannot, with a code."""
-    sizes = {name: table[name].to_numpy() for name in SIZES}
-    unlimited = np.iinfo(np.int64).max
-    limits = {
-        "tokens": config.seq_len,
-        "images": unlimited if config.max_images is None else config.max_images,
-        "patches": unlimited if config.max_patches is None else config.max_patches,
-    }
-    code = np.select(
-        [sizes["tokens"] == 0, *(sizes[name] > limit for name, limit in limits.items())],
-        ["empty", "too_long", "too_many_images", "too_many_patches"],
-        "",
-    )
-    rejected = code == "empty" if config.oversize != "reject" else code != ""
-    pieces = np.ones(len(table), np.int64)
-    if config.oversize == "split":
-        pieces = np.maximum.reduce([-(-sizes[name] // limit) for name, limit in limits.items()]).clip(1)
-    fitting = np.repeat(np.flatnonzero(~rejected), pieces[~rejected])
-    number = np.arange(len(fitting)) - np.searchsorted(fitting, fitting)
-    share = {name: (column[fitting] + number) // pieces[fitting] for name, column in sizes.items()}
-    keys = [name for name in KEYS if name in table.column_names]
-    kept = table.select(keys).take(pa.array(fitting)).append_column("piece", pa.array(number))
-    for name in SIZES:
-        kept = kept.append_column(name, pa.array(np.minimum(share[name], limits.get(name, unlimited))))
-    before = table["truncated"].to_numpy() if "truncated" in table.column_names else np.zeros(len(table), np.int64)
-    lost_before = np.where(number == 0, before[fitting], 0)
-    cut = share["tokens"] - np.minimum(share["tokens"], config.seq_len)
-    lost = table.select(keys).filter(pa.array(rejected)).append_column("code", pa.array(code[rejected], pa.string()))
-    return kept.append_column("truncated", pa.array(cut + lost_before)), lost
 
 
 def _truncated_tokens(kept: pa.Table) -> dict[str, int]:
