@@ -202,8 +202,8 @@ def warnings_of(manifest: ManifestHead, config: PackConfig, thinned: Thinned | N
     """What a report of a dataset warns of: dimensions of another model than its tokens are for, and thinned videos."""
     warnings = thinned_warnings(thinned, config)
     if found := cost_contradiction(manifest.tokenizer, manifest.model, config):
-        told = "costs are those of another model; set cost.* to the dimensions of the one that will train"
-        warnings.insert(0, f"{found}: {told}")
+        reason = "costs are those of another model; set cost.* to the dimensions of the one that will train"
+        warnings.insert(0, f"{found}: {reason}")
     return warnings
 
 

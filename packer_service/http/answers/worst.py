@@ -63,8 +63,8 @@ def _read_areas(dataset: ServedDataset, pack: int, n_documents: int) -> list[int
     """The pairs that the mask of a pack allows each of its documents, read from its shard."""
     areas = read_sample(dataset, pack).document_areas().tolist()
     if len(areas) != n_documents:
-        told = f"documents.parquet has {n_documents} documents of pack {pack}, and its sample {len(areas)}"
-        raise damaged(dataset.name, told)
+        reason = f"documents.parquet has {n_documents} documents of pack {pack}, and its sample {len(areas)}"
+        raise damaged(dataset.name, reason)
     return areas
 
 

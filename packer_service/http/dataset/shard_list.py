@@ -114,11 +114,11 @@ def check_shards(table: pa.Table, each: int, n_packs: int) -> ShardList:
     first = numbers * min(each, n_packs)
     misnamed = np.fromiter(map(str.__ne__, table["name"].to_pylist(), map(shard_name, range(len(shards)))), bool)
     for wrong in np.flatnonzero(misnamed | (shards.first_packs != first)).tolist()[:1]:
-        told = f"{table['name'][wrong].as_py()!r:.80} from pack {shards.first_packs[wrong]}"
-        raise ManifestInvalid(MANIFEST, f"shards[{wrong}] is {told}")
+        reason = f"{table['name'][wrong].as_py()!r:.80} from pack {shards.first_packs[wrong]}"
+        raise ManifestInvalid(MANIFEST, f"shards[{wrong}] is {reason}")
     for wrong in np.flatnonzero(shards.packs != np.minimum(each, n_packs - first)).tolist()[:1]:
-        told = f"has {shards.packs[wrong]} packs; packs_per_shard is {each}"
-        raise ManifestInvalid(MANIFEST, f"shards[{wrong}] {told}")
+        reason = f"has {shards.packs[wrong]} packs; packs_per_shard is {each}"
+        raise ManifestInvalid(MANIFEST, f"shards[{wrong}] {reason}")
     held = int(shards.packs.sum())
     if held != n_packs:
         raise ManifestInvalid(MANIFEST, f"counts.packs is {n_packs}; the shards hold {held}")

@@ -56,13 +56,13 @@ def identify(row: SourceRow, pieces: Sequence[RenderedDocument], config: PackCon
     if not asked.is_asked:
         return {}
     media, pictures = _media_digest(row, pieces, config)
-    said = blake2b(digest_size=16)
+    fingerprint = blake2b(digest_size=16)
     for piece in pieces:
-        said.update(piece.tokens.tobytes())
-    said.update(media or b"")
+        fingerprint.update(piece.tokens.tobytes())
+    fingerprint.update(media or b"")
     words = [piece.tokens[piece.unit_ids < 0] for piece in pieces]
     return {
-        "text": said.digest(),
+        "text": fingerprint.digest(),
         "media": media,
         "pictures": pictures,
         "signature": None if asked.near is None else minhash(np.concatenate(words)).astype("<u4").tobytes(),
