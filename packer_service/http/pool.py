@@ -70,7 +70,7 @@ class Reader:
         self.turns = asyncio.Semaphore(THREADS)
         self.users = self.asked = 0
         self.used = self.answered = time.monotonic()
-        self.is_behind = False
+        self.is_low_priority = False
         self.reason = "the process that read it ended"
         self.cache = [0, 0, 0, 0]
 
@@ -245,9 +245,9 @@ class Pool:
 
     def _look(self, now: float) -> None:
         for reader in list(self._readers.values()):
-            if reader.asked and now - reader.answered > reader.urgent_seconds and not reader.is_behind:
-                reader.is_behind = True
-                reader.fork.fall_behind()
+            if reader.asked and now - reader.answered > reader.urgent_seconds and not reader.is_low_priority:
+                reader.is_low_priority = True
+                reader.fork.lower_priority()
             elif not reader.users and now - reader.used > IDLE_SECONDS:
                 self._end(reader, "nobody asked it")
         self.others = {fork for fork in self.others if not fork.is_over}

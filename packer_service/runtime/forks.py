@@ -9,11 +9,9 @@ must not run anything here.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib
 import os
 import pickle
-import resource
 import select
 import signal
 import socket
@@ -27,7 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from preshard.packer_service.runtime.workers import MAX_ANSWER, worker_environment
+from preshard.packer_service.runtime.process import MAX_ANSWER, confine, data_bytes, end_with_parent, start
 
 START_SECONDS = 60.0
 """Longest wait for a new process: importing everything takes seconds on a busy machine."""
@@ -38,8 +36,6 @@ QUIET_SECONDS = 5.0
 BEHIND, FAR_BEHIND = 2, 10
 """How much less urgent (``nice``) a fork is than its caller, and one that has worked for long: a tenth of what others
 get where they compete, and everything where they do not."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class EndedError(Exception):
@@ -86,19 +82,12 @@ class Template:
         if self._orders is None:
             self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        "-m",
-                        "preshard.packer_service.runtime.forks",
-                        str(theirs.fileno()),
-                        self.preload,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env=worker_environment() | {"MALLOC_ARENA_MAX": "2"},
+                self._process = start(
+                    "preshard.packer_service.runtime.forks",
+                    theirs.fileno(),
+                    self.preload,
+                    descriptors=[theirs.fileno()],
+                    MALLOC_ARENA_MAX="2",
                 )
             self._orders.setblocking(False)  # orders that nobody takes are refused, and this process never waits
         return self._orders
@@ -184,7 +173,7 @@ class Fork:
             with suppress(OSError):  # closing it would not wake a thread that reads
                 each.shutdown(socket.SHUT_RDWR)
 
-    def fall_behind(self) -> None:
+    def lower_priority(self) -> None:
         """Makes all of its threads less urgent than those of others."""
         if self.pid is not None:
             with suppress(OSError):
@@ -234,7 +223,10 @@ def main(descriptor: int, preload: str) -> None:
 
 def _work(control: socket.socket, memory: int) -> None:
     """Answers calls in a forked process, which ends when no more can come."""
-    _confine(memory)
+    end_with_parent()
+    with suppress(OSError):
+        os.nice(BEHIND)
+    confine(memory + data_bytes())
     with suppress(OSError):
         control.send(str(os.getpid()).encode())
     while True:
@@ -263,33 +255,6 @@ def _answer(channel: Connection) -> None:
         with suppress(OSError):
             channel.send_bytes(answer)
         del request, args, answer
-
-
-def _confine(memory: int) -> None:
-    """Bounds this process's memory, and ends it with the one that it was forked from."""
-    os.setpgid(0, 0)  # what it starts ends with it
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the kernel was told
-            os._exit(0)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with suppress(OSError):
-        os.nice(BEHIND)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # not the address space: shared libraries, and what an allocator only reserves, take no memory
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = memory + _data_bytes()
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-def _data_bytes() -> int:
-    """Bytes that count against the limit already: shared with the process that this one was forked from."""
-    with suppress(OSError), Path("/proc/self/status").open(encoding="ascii") as file:
-        for line in file:
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) << 10
-    return 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from preshard.packer_service.runtime.executors import Executor, Failure, OnNodes, attempt, last_line, result_of
 from preshard.packer_service.runtime.progress import Progress
-from preshard.packer_service.runtime.workers import CallFailedError, Limits, Worker
+from preshard.packer_service.runtime.workers import CallFailedError, Isolated, Limits
 from preshard.schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ TRIES = 3
 """Processes that a task may lose, as to a kernel out of memory, before the job ends."""
 END_SECONDS = 5.0
 """Longest wait for a helper's thread: one whose process is just starting ends by itself."""
-UNLIMITED = Limits(memory=None, cpu_seconds=None, asleep_seconds=None)
+UNLIMITED = Limits(memory=None, cpu_seconds=None, asleep_seconds=None, tries=TRIES)
 """What a task may use: decoders and templates have limits of their own inside it."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -48,7 +47,7 @@ class LocalExecutor:
 
     def __init__(self, num_cpus: int | None = None) -> None:
         self.num_cpus = num_cpus or count_cpus()
-        self._idle: list[Worker] = []
+        self._idle: list[Isolated] = []
 
     def __enter__(self) -> LocalExecutor:
         return self
@@ -110,53 +109,37 @@ class _Tasks:
 class _Helper(threading.Thread):
     """Runs tasks in a process of its own for as long as there are any, and then leaves the process for the next run."""
 
-    def __init__(self, tasks: _Tasks, idle: list[Worker]) -> None:
+    def __init__(self, tasks: _Tasks, idle: list[Isolated]) -> None:
         super().__init__(daemon=True, name="helper")
         self.tasks, self.idle = tasks, idle
-        self._process: Worker | None = None
-        self._is_asked = False
+        self._process: Isolated | None = None
 
     def run(self) -> None:
         with suppress(IndexError):
             self._process = self.idle.pop()
-        if self._process is None and (self.tasks.over.wait(HEAD_START) or not self._is_loaded()):
-            return
+        if self._process is None:
+            if self.tasks.over.wait(HEAD_START):
+                return
+            self._process = Isolated(UNLIMITED)
+            if isinstance(self._ask(self._process, callable, self.tasks.function), Failure):
+                return  # it imports what the tasks need before it takes one that others could do
         for index, item in self.tasks.take():
-            self.tasks.results.put((index, self._ask(attempt, self.tasks.function, item)))
-        if self._process is not None:
+            self.tasks.results.put((index, self._ask(self._process, attempt, self.tasks.function, item)))
+        if not self._process.is_over:
             self.idle.append(self._process)
 
     def end(self) -> None:
         """Ends the process if it is at work, and waits for the thread."""
-        process = self._process
-        if self._is_asked and process is not None:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+        if self._process is not None and self._process.is_asked:
+            self._process.stop()
         self.join(END_SECONDS)
 
-    def _is_loaded(self) -> bool:
-        """Starts the process and has it import what the tasks need, before it takes one that others could do."""
-        return not isinstance(self._ask(callable, self.tasks.function), Failure)
-
-    def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        for left in reversed(range(TRIES)):
-            try:
-                self._process = self._process or Worker(UNLIMITED)
-                self._is_asked = True
-                [found] = self._process.call(function, *args)
-            except Exception as error:  # a process that ended, and whatever keeps one from starting
-                if self._process is not None:
-                    self._process.close()
-                    self._process = None
-                if not left or self.tasks.over.is_set():
-                    return Failure(
-                        f"its process {error}" if isinstance(error, CallFailedError) else last_line(error), ""
-                    )
-            else:
-                return found
-            finally:
-                self._is_asked = False
-        raise AssertionError("the last try returns")
+    def _ask(self, process: Isolated, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            [found] = process.call(function, *args)
+        except Exception as error:  # a process that ended, and whatever keeps one from starting
+            return Failure(f"its process {error}" if isinstance(error, CallFailedError) else last_line(error), "")
+        return found
 
 
 def count_cpus() -> int:

@@ -6,13 +6,10 @@ Each answer is a pickled pair of a tag and a value.
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import os
 import pickle
 import resource
-import select
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -22,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from preshard.packer_service.runtime.process import confine, end_with_pipe
 from preshard.schemas.errors import DocumentError, PreshardError
 
 NEAR_MEMORY = 0.75
@@ -57,7 +55,8 @@ def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int)
         memory: bytes, as of :class:`preshard.packer_service.runtime.workers.Limits`; 0 for no bound.
         cpu_seconds: as of the same.
     """
-    _confine(lifeline, memory)
+    confine(memory)
+    end_with_pipe(lifeline)
     incoming, outgoing = Connection(calls, writable=False), Connection(answers, readable=False)
     try:
         _send(outgoing, Tag.READY)
@@ -69,32 +68,6 @@ def main(calls: int, answers: int, lifeline: int, memory: int, cpu_seconds: int)
 
 def _send(answers: Connection, tag: Tag, value: Any = None) -> None:
     answers.send_bytes(pickle.dumps((int(tag), value)))
-
-
-def _confine(lifeline: int, memory: int) -> None:
-    # an interrupt at the terminal reaches both processes, and the caller decides what becomes of it
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for default in (signal.SIGIO, signal.SIGXCPU, signal.SIGTERM):
-        signal.signal(default, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # not the address space: shared libraries, and what an allocator only reserves, take no memory
-    if memory:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    _end_with(lifeline)
-
-
-def _end_with(lifeline: int) -> None:
-    """Ends this process when the pipe closes, whatever runs then: the kernel's SIGIO ends a process by default.
-
-    The decoder could keep a thread that waits from running, and the kernel's death signal (PR_SET_PDEATHSIG) comes when
-    the caller's thread ends, not its process.
-    """
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    ready, _, _ = select.select([lifeline], [], [], 0)
-    if ready:  # closed before the signal was asked for
-        os._exit(0)
 
 
 def _answer(calls: Connection, answers: Connection, memory: int, cpu_seconds: int) -> None:

@@ -11,24 +11,20 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
 from preshard.packer_service.runtime.patience import Watchdog
+from preshard.packer_service.runtime.process import MAX_ANSWER, start
 from preshard.packer_service.runtime.worker_process import Tag
 from preshard.schemas.errors import DocumentError
 
 T = TypeVar("T")
-
-MAX_ANSWER = 1 << 30
-"""Bytes of the longest answer that is read; a longer one was written by a process with a broken heap."""
 
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGIO)
 """Signals that a faulty decoder does not raise: somebody ended the process, such as a kernel out of memory."""
@@ -96,6 +92,8 @@ class Isolated:
         self.limits = limits
         self._helper: Worker | None = None
         self._lock = threading.Lock()
+        self.is_over = False
+        """Whether it was stopped, so that no call is tried again."""
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -126,12 +124,12 @@ class Isolated:
                 try:
                     return self._try(keep, function, *args, **kwargs)
                 except KilledError:
-                    if len(reasons) + 1 >= self.limits.tries:
+                    if self.is_over or len(reasons) + 1 >= self.limits.tries:
                         raise
                     reasons.append("was killed")
                 except CallFailedError as error:
                     reasons.append(str(error))
-                    if len(reasons) >= self.limits.tries:
+                    if self.is_over or len(reasons) >= self.limits.tries:
                         said = ", then ".join(dict.fromkeys(reasons))
                         failed = CallFailedError(f"{said} in {len(reasons)} of {self.limits.tries} tries")
                         raise error.rejection or failed from None
@@ -139,15 +137,28 @@ class Isolated:
     def _try(self, keep: Callable[[Iterator[Any]], T], function: Callable[..., Any], *args: Any, **kwargs: Any) -> T:
         helper = self._helper = self._helper or Worker(self.limits)
         try:
+            if self.is_over:  # stopped while the process started
+                raise KilledError("was stopped")
             return keep(helper.call(function, *args, **kwargs))
         finally:
-            if not helper.is_idle:
+            if self.is_over or not helper.is_idle:
                 self._end()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a call waits for an answer."""
+        return self._lock.locked()
 
     @property
     def pid(self) -> int | None:
         """The helper's process id, None while there is no helper."""
         return None if self._helper is None else self._helper.pid
+
+    def stop(self) -> None:
+        """Kills the helper while another thread waits for a call, which is not tried again."""
+        self.is_over = True
+        if (helper := self._helper) is not None:
+            helper.kill()
 
     def close(self) -> None:
         """Ends the helper; a later call starts another one."""
@@ -250,6 +261,11 @@ class Worker:
         limit = f"; its memory is limited to {self.limits.memory_limit}" if self.limits.memory else ""
         return CallFailedError(f"crashed ({name}{limit})")
 
+    def kill(self) -> None:
+        """Kills the process; the thread that waits for it finds it ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Ends the process, whatever it is doing."""
         self._let_go()
@@ -274,27 +290,10 @@ def _start(limits: Limits) -> tuple[subprocess.Popen[bytes], Connection, Connect
     answers, their_answers = Pipe(duplex=False)
     their_lifeline, lifeline = Pipe(duplex=False)
     theirs = [end.fileno() for end in (their_calls, their_answers, their_lifeline)]
-    arguments = map(str, (*theirs, limits.memory or 0, limits.cpu_seconds or 0))
+    bounds = limits.memory or 0, limits.cpu_seconds or 0
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "preshard.packer_service.runtime.worker_process", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=theirs,
-            env=worker_environment(),
-        )
+        process = start("preshard.packer_service.runtime.worker_process", *theirs, *bounds, descriptors=theirs)
     finally:
         for end in (their_calls, their_answers, their_lifeline):
             end.close()
     return process, calls, answers, lifeline
-
-
-def worker_environment() -> dict[str, str]:
-    """Ours, with the modules that we find, and with libraries that keep to one CPU and to the memory that they use.
-
-    Without the service's token, which no process needs that reads files of others.
-    """
-    path = os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path)
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    ours = {name: value for name, value in os.environ.items() if name != "PRESHARD_TOKEN"}
-    return {**ours, **threads, "PYTHONPATH": path, "ARROW_DEFAULT_MEMORY_POOL": "system"}
