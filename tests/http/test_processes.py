@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -210,11 +211,13 @@ def test_nothing_outlives_the_service(front: Front) -> None:
 
 
 def test_readers_end_with_what_they_were_forked_from() -> None:
-    """Fails when a service that is killed leaves processes behind that nobody can reach."""
+    """Fails when a service that is killed leaves processes behind that nobody can reach, or one may lift its bounds."""
     template = Template("preshard.packer_service.http.worker:preload")
     fork = template.fork(1 << 30)
     fork.wait()
     assert fork.pid is not None
+    memory, hard = resource.prlimit(fork.pid, resource.RLIMIT_DATA)
+    assert 1 << 30 < memory == hard < 2 << 30
     os.kill(fork.pid, signal.SIGSTOP)  # it notices nothing by itself
     assert is_running(fork.pid)
     template.close()
