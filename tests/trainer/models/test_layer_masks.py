@@ -10,6 +10,8 @@ from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.model.followed import layer_masks
 
 LAYERS = 13
+LONG = 2**40
+"""Tokens of packs that no window is as long as."""
 
 
 @pytest.mark.parametrize("kind", sorted(name for name, model in LANGUAGES.items() if model.windowed))
@@ -24,7 +26,7 @@ def test_layers_without_a_list_are_those_of_transformers(kind: str) -> None:
         or ["sliding_attention"] * LAYERS
     )
     config = {"model_type": "qwen2_5_vl", "text_config": {"model_type": kind, **given}}
-    found = layer_masks(config if nested else {"model_type": kind, **given}, 1, "model")
+    found = layer_masks(config if nested else {"model_type": kind, **given}, LONG, "model")
     assert found is not None
     assert (found.full_layers, found.window_layers, found.window, found.groups) == (
         kinds.count("full_attention"), kinds.count("sliding_attention"), 96, LANGUAGES[kind].groups
@@ -34,17 +36,17 @@ def test_layers_without_a_list_are_those_of_transformers(kind: str) -> None:
 def test_a_list_of_layers_decides() -> None:
     """Fails when a list is passed over, or a model without windowed layers has two masks."""
     config = {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8}
-    found = layer_masks({**config, "layer_types": ["full_attention", *["sliding_attention"] * 2]}, 1, "model")
+    found = layer_masks({**config, "layer_types": ["full_attention", *["sliding_attention"] * 2]}, LONG, "model")
     assert found is not None
     assert (found.full_layers, found.window_layers) == (1, 2)
-    assert layer_masks({**config, "layer_types": ["full_attention"] * 3}, 1, "model") is None
-    assert layer_masks({**config, "num_hidden_layers": 4}, 1, "model") is None, "max_window_layers is 28"
-    assert layer_masks({"model_type": "llama", "num_hidden_layers": 4}, 1, "model") is None
+    assert layer_masks({**config, "layer_types": ["full_attention"] * 3}, LONG, "model") is None
+    assert layer_masks({**config, "num_hidden_layers": 4}, LONG, "model") is None, "max_window_layers is 28"
+    assert layer_masks({"model_type": "llama", "num_hidden_layers": 4}, LONG, "model") is None
 
 
 def test_what_says_nothing_of_its_layers_is_refused() -> None:
     """Fails when layers are guessed."""
     with pytest.raises(ConfigError, match=r"^model: config.json of cwm has no layer_types.*save_pretrained"):
-        layer_masks({"model_type": "cwm", "num_hidden_layers": 4}, 1, "model")
+        layer_masks({"model_type": "cwm", "num_hidden_layers": 4}, LONG, "model")
     with pytest.raises(ConfigError, match=r"^model: config.json of mistral has no num_hidden_layers"):
-        layer_masks({"model_type": "mistral"}, 1, "model")
+        layer_masks({"model_type": "mistral"}, LONG, "model")
