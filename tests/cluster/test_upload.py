@@ -44,11 +44,13 @@ def test_what_is_uploaded_is_what_packs(
     assert {name: (checkout / name).read_bytes() for name in packed if (checkout / name).is_file()} == packed
     source, out = tmp_path / "rows.jsonl", tmp_path / "out"
     source.write_text('{"text": "one"}\n{"text": "two"}\n', encoding="utf-8")
-    # interpreted, as on nodes that test_submit.py starts; and the folder's name works where it was uploaded, too
+    # interpreted, as on nodes that test_submit.py starts; and folders' names work where they were uploaded, too
     for module, packed_from, status in (("preshard", str(source), 0), ("packer_service", "/nowhere", 2)):
         ran = machine.run([machine.python, "-m", module, "pack", packed_from, "--out", str(out), *options], checkout)
         assert ran.returncode == status, ran.stderr
     assert ran.stderr == "preshard: SOURCE /nowhere: no such file or folder\n"
     assert (out / "manifest.json").exists()
+    trained = machine.run([machine.python, "-m", "trainer.train", "--help"], checkout)
+    assert (trained.returncode, trained.stdout[:6]) == (0, "Usage:"), trained.stderr
     once = [path.relative_to(checkout).as_posix() for path in checkout.rglob("errors.py")]
     assert once == ["preshard/schemas/errors.py"]
