@@ -1,301 +1,196 @@
-"""The trainer's command, ``preshard.train``; in a checkout also ``python -m trainer.train``."""
+"""The trainer's recipe, from the options to the exported model, read top to bottom: ``preshard.train``.
+
+What makes a step right is in ``core``, and public as ``preshard.training``. Extras plug in at four points, by names of
+``core.extras``: what the loss is, what trains, what is said of a step, what leaves the device.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
-from pydantic.fields import FieldInfo
-
-from preshard.extras import needed
-from preshard.schemas.errors import ConfigError, PreshardError
-
-with needed("trainer", "training", "train"):
-    import click
-
-    from preshard.trainer.core.config import TrainConfig, make_config, option
-
+import torch
 import torch.distributed as dist
 
-from preshard.schemas.files.printed import several
-from preshard.schemas.files.secrets import shown
-from preshard.trainer.core.checkpoint import find_damaged, find_unshared
-from preshard.trainer.core.loop import run
-from preshard.trainer.core.metrics import MetricsFile, StepFigures, TensorBoardFiles, WandbRun
-from preshard.trainer.core.processes import Processes, first_difference, first_problem, joined, start_processes
-from preshard.trainer.core.setup import Job, make_mesh, prepare
-from preshard.trainer.extra.dry_run.report import describe
-from preshard.trainer.extra.dry_run.run import dry_run
-
-T = TypeVar("T")
-
-
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-def cli(**given: Any) -> TrainConfig:
-    """Trains a Hugging Face model on a packed dataset. Each rank reads only its own part of each pack."""
-    return make_config({name: value for name, value in given.items() if value is not None})
-
-
-def _as_option(name: str, field: FieldInfo) -> click.Option:
-    """A field as an option. Its range is checked later, with the whole configuration."""
-    kind, default = field.annotation, field.get_default()
-    choices = get_args(kind) if all(isinstance(choice, str) for choice in get_args(kind)) else ()
-    number = next((each for each in (kind, *get_args(kind)) if each in (int, float)), str)
-    if kind is bool:
-        return click.Option([option(name)], is_flag=True, help=field.description)
-    if bool in get_args(kind):  # neither, if not given
-        return click.Option([f"{option(name)}/--no-{name}"], default=None, help=field.description)
-    return click.Option(
-        [option(name)],
-        type=click.Choice(choices) if choices else number,
-        multiple=get_origin(kind) is tuple,
-        required=field.is_required(),
-        default=None if field.is_required() else default,
-        help=field.description,
-    )
-
-
-cli.params.extend(_as_option(name, field) for name, field in TrainConfig.model_fields.items())
-
-
-PASSED_ON_SECONDS = 5.0
-"""How long after a signal the same one may be its copy: a terminal and Slurm give it to all processes of a job, and
-torchrun, which is one of them, passes it on to its ranks."""
-
-
-class StopRequest:
-    """Whether the process was asked to stop. The loop checks it between steps, and between packs of an evaluation.
-
-    Only a second Ctrl-C ends the process where it is: whoever sends SIGTERM sends SIGKILL when it has waited enough.
-    """
-
-    def __init__(self) -> None:
-        self.given: float | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: object) -> None:  # noqa: ARG002
-        now = time.monotonic()
-        if self.given is None:
-            self.given = now
-        elif number == signal.SIGINT and now - self.given > PASSED_ON_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    def __call__(self) -> bool:
-        return self.given is not None
-
-
-def train(job: Job, here: Processes) -> int:
-    """Runs a prepared job on this process, writes its metrics and prints its lines. Returns the exit status."""
-    config = job.config
-    mesh = make_mesh(config, here.world_size, here.device.type)
-    if here.rank == 0:
-        for name, fault in job.damaged.items():
-            click.echo(shown(f"trainer: the checkpoint {name} is damaged, and passed over ({fault})"), err=True)
-        click.echo(shown(_describe_start(job, here.world_size)), err=True)
-    writers = _writers(job) if here.rank == 0 else []
-    last: StepFigures | None = None
-
-    def report(figures: StepFigures) -> None:
-        nonlocal last
-        last = figures
-        for writer in writers:
-            writer.write(figures)
-        shown = (
-            figures.step % config.log_every == 0 or figures.step in (1, config.steps) or figures.eval_loss is not None
-        )
-        if here.rank == 0 and shown:
-            click.echo(_line(figures))
-
-    stop = StopRequest()
-    try:
-        done = run(job, mesh, here.device, report, stop)
-    finally:
-        for writer in writers:
-            writer.close()
-    if done < config.steps:
-        if here.rank == 0:
-            saved = (
-                "; without --checkpoint nothing is kept" if config.checkpoint is None else "; give --resume to continue"
-            )
-            click.echo(f"trainer: stopped by a signal after step {done}{saved}", err=True)
-        return 1
-    if last is not None and last.eval_stopped:
-        if here.rank == 0:
-            click.echo(f"trainer: stopped by a signal in the evaluation after step {done}, the last one", err=True)
-        return 1
-    return 0
-
-
-def _writers(job: Job) -> list[MetricsFile | TensorBoardFiles | WandbRun]:
-    """What gets the figures of each step."""
-    config, after = job.config, job.start.step
-    writers: list[MetricsFile | TensorBoardFiles | WandbRun] = []
-    if config.metrics is not None:
-        writers.append(MetricsFile(config.metrics, after=after))
-    for kind in config.report_to:
-        assert config.report_dir is not None, "asked before"
-        if kind == "tensorboard":
-            writers.append(TensorBoardFiles(config.report_dir, after=after))
-        else:
-            writers.append(WandbRun(config.report_dir, after=after, config=config.model_dump(mode="json")))
-    return writers
-
-
-def _describe_start(job: Job, world_size: int) -> str:
-    config = job.config
-    each = "each " if job.dataset.dp_size > 1 else ""
-    shared = f", {each}shared by {several(config.cp_size, 'process')}" if config.cp_size > 1 else ""
-    ranks = f"{several(world_size, 'process')}, {several(job.dataset.dp_size, 'pack')} at a time{shared}"
-    fused = ", compiled" if config.compile else ""
-    taken = f"{config.dtype}{fused}, recompute {config.recompute}, lr {config.largest_lr:g}"
-    if job.trains is not None:
-        every = job.trains.trained + job.trains.frozen
-        taken += f"; trains {job.trains.trained:,} of {several(every, 'number')}"
-    if job.memory is not None:
-        taken += f"; {job.memory.in_short()}"
-    if job.checkpoint is not None:
-        return f"trainer: {ranks}; continuing after step {job.start.step} from {job.checkpoint}; {taken}"
-    empty = f" (no checkpoint in {config.checkpoint})" * config.resume
-    return f"trainer: {ranks}; starting at step 1{empty}; {taken}"
-
-
-def _line(figures: StepFigures) -> str:
-    if figures.loss is None:
-        return f"step {figures.step:6d}  no token of the packs {figures.packs} carries loss: nothing to learn"
-    parts = [
-        f"step {figures.step:6d}  loss {figures.loss:8.4f}  grad norm {figures.grad_norm:9.4f}",
-        f"{figures.step_time:6.2f} s, data {figures.data_time:.2f} s",
-        f"{figures.tokens_per_second:,.0f} tokens/s",
-    ]
-    if figures.rewards is not None:
-        parts.append(f"margin {figures.rewards['margins']:.4f}, accuracy {figures.rewards['accuracies']:.0%}")
-    if figures.mfu is not None:
-        parts.append(f"MFU {figures.mfu:.1%}")
-    if figures.eval_loss is not None:
-        parts.append(f"eval loss {figures.eval_loss:.4f}")
-    return "  ".join(parts)
+from preshard.schemas.model.savings import state_on_host
+from preshard.trainer.attention.listed import TileLister
+from preshard.trainer.core.checkpoint import Checkpoints, load_checkpoint
+from preshard.trainer.core.command import StopRequest, end, leave, start
+from preshard.trainer.core.export import export_model
+from preshard.trainer.core.extras import load_extra
+from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.metrics import StepFigures, mean_rewards, profiled, step_figures
+from preshard.trainer.core.objective import Objective, find_objectives
+from preshard.trainer.core.optimizer import make_optimizer
+from preshard.trainer.core.processes import StoppedError
+from preshard.trainer.core.reporter import Reporter
+from preshard.trainer.core.schedule import deal_packs, learning_rate
+from preshard.trainer.core.setup import Job, make_mesh
+from preshard.trainer.core.sharding import end_backward_at_decoder, shard_model
+from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals, next_batch
+from preshard.trainer.core.work import StepWork
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.loader import make_loader
+from preshard.trainer.models import PackedModel
+from preshard.trainer.models.compiled import compile_blocks
+from preshard.trainer.models.interface import unwrap
+from preshard.trainer.models.load import Weights, load_sharded
+from preshard.trainer.models.named import feature_parameters
+from preshard.trainer.models.noise import evaluating, seed_noise
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done; 1 failed or stopped; 2 something does not fit, found before the first step."""
-    config, problem = _attempt(lambda: _parse(arguments))
-    if config is not None and config.dry_run:
-        _dry_run(config)
-    here, missing = _attempt(lambda: start_processes(config.device if config is not None else "cpu"))
-    # even without the requested device, the ranks must learn of each other's problems
-    here = here or joined()
-    problem, job = first_problem(problem or missing), None
-    if config is not None and problem is None:
-        place: Any = {"rank": here.rank, "world_size": here.world_size, "device_type": here.device.type}
-        damaged = find_damaged(config.checkpoint) if config.checkpoint is not None and config.resume else {}
-        job, problem = _attempt(lambda: prepare(config, **place, damaged=damaged))
-        problem = first_problem(problem)
-    if job is not None and problem is None:
-        problem = first_difference(job.seen_alike())
-    if job is not None and problem is None and job.config.checkpoint is not None:
-        problem = find_unshared(job.config.checkpoint)
-    if job is None or problem is not None:
-        if here.rank == 0:
-            click.echo(shown(f"trainer: {problem}"), err=True)
-        _leave(2)
+    job, here = start(arguments)
     try:
-        _leave(train(job, here))
+        mesh = make_mesh(job.config, here.world_size, here.device.type)
+        with Reporter(job, here) as report:
+            done = run(job, mesh, here.device, report, StopRequest())
+        leave(report.status(done))
     except Exception as error:  # whatever it is, the other ranks are in the middle of a step
-        _end(here, error)
+        end(here, error)
 
 
-def _dry_run(config: TrainConfig) -> NoReturn:
-    """Counts a step of one rank, prints what it found, and ends the process: it needs no other one."""
-    found, problem = _attempt(lambda: dry_run(config))
-    if found is None:
-        click.echo(shown(f"trainer: {problem}"), err=True)
-        sys.exit(2)
-    click.echo("\n".join(describe(found)))
-    sys.exit(0)
+def run(
+    job: Job,
+    mesh: Mesh,
+    device: torch.device,
+    report: Callable[[StepFigures], None],
+    stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Trains from where the job starts to its last step, and returns the last step done. All ranks call this.
 
-
-def _parse(arguments: Sequence[str] | None) -> TrainConfig:
-    """The configuration that the command line gives.
+    Args:
+        job: what to do; the same on every rank, except for the part of the dataset.
+        mesh: of all ranks, with the job's degrees.
+        device: where to compute.
+        report: called with each step's figures, which are the same on every rank except for ``step_time``.
+        stop: whether this rank was asked to stop. If one was, all stop after the current step and save a checkpoint;
+            an evaluation is cut short for it.
 
     Raises:
-        ConfigError: an option is unknown, missing or not legal.
+        DivergedError: the gradient is infinite or NaN.
+        FormatError: a sample's bytes break the format.
     """
+    config, peak = job.config, job.config.largest_lr
+    model = build_model(job, mesh, device)
+    work = StepWork.of(unwrap(model.inner))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    of_features = feature_parameters(unwrap(model.inner))
+    optimizer = make_optimizer(model, lr=peak, weight_decay=config.weight_decay, own_rates=job.own_rates(model))
+    shares = [group["lr"] / peak for group in optimizer.param_groups]
     try:
-        config = cli.main(args=arguments, prog_name="python -m preshard.train", standalone_mode=False)
-    except click.ClickException as error:
-        raise ConfigError(f"{error.format_message()} (--help lists the options)") from None
-    if not isinstance(config, TrainConfig):  # --help has been printed
-        sys.exit(0)
-    return config
+        objective, of_evaluation = find_objectives(job, mesh, model, stop)
+    except StoppedError:
+        return job.start.step
+    if job.checkpoint is not None:
+        load_checkpoint(job.checkpoint, model, optimizer)
+    batches = read_batches(job, mesh, device, work)
+    kept: Any = {"keep": config.keep, "beside": config.async_save, "damaged": job.damaged}
+    saves = None if config.checkpoint is None else Checkpoints(config.checkpoint, **kept)
+    step = job.start.step
+    with profiled(config.profile) as profile_step:
+        for step in range(job.start.step + 1, config.steps + 1):
+            began = time.perf_counter()
+            seed_noise(config.seed, step, dist.get_rank())
+            local, data = add_gradients(model, objective, batches, mesh, work, packs=config.accumulate)
+            totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=stop())
+            lr = learning_rate(step, peak=peak, steps=config.steps, warmup=config.warmup, least=config.min_lr)
+            how: Any = {"clip": config.clip, "shares": shares, "of_features": of_features}
+            apply_gradients(optimizer, parameters, totals, lr=lr, **how)
+            seconds = time.perf_counter() - began
+            profile_step()
+            figures = step_figures(totals, objective.figures, step=step, seconds=seconds, lr=lr, epoch=data["epoch"])
+            is_last = step == config.steps
+            if job.evaluation is not None and (is_last or step % (config.eval_every or step + 1) == 0):
+                figures = replace(figures, **evaluate(model, of_evaluation, job.evaluation, mesh, stop))
+            report(figures)
+            ends = is_last or totals.stop or figures.eval_stopped
+            if saves is not None:
+                saves.look()
+                if ends or step % (config.save_every or config.steps) == 0:
+                    saves.save(model, optimizer, replace(job.start, step=step, data=data), wait=ends)
+            if ends:
+                break
+    if config.export is not None and step >= config.steps:
+        export_model(model.inner, config.model, config.export, lora=job.lora, keep_adapters=config.keep_adapters)
+    return step
 
 
-def _attempt(what: Callable[[], T]) -> tuple[T | None, str | None]:
-    """The result of a call, or the one line that says why it failed."""
-    try:
-        return what(), None
-    except (PreshardError, OSError) as error:
-        return None, _one_line(error)
+def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | None = None) -> PackedModel:
+    """The job's model, sharded over the ranks of a replica, of which none holds the whole. All ranks call this.
 
-
-def _one_line(error: Exception) -> str:
-    message = str(error).strip()
-    if IN_WORKER in message:  # the last line is the error's name and its message
-        message = message.rpartition("\n")[2].partition(": ")[2]
-    return " ".join(message.split())
-
-
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""What gloo says when a rank that it exchanges with is gone."""
-
-WORKER_GONE = "DataLoader worker (pid"
-"""What torch's loader says of a worker that was killed."""
-
-IN_WORKER = "Original Traceback"
-"""What stands in an error that a loader's worker has met, between its kind and its own message."""
-
-
-def _end(here: Processes, error: Exception) -> NoReturn:
-    """Says what has ended the run, if no other rank has said it, and ends this process.
-
-    The others are in the middle of a step: they cannot be waited for, and find out when their next exchange with this
-    one breaks off. Python's own way to end would wait for threads that write a checkpoint together with them.
+    Before a checkpoint is loaded its parameters hold anything. ``weights`` says where they come from, if not the job.
     """
-    if here.fails_first():
-        if (line := _known(error)) is not None:
-            click.echo(shown(f"trainer: rank {here.rank}: {line}"), err=True)
-        else:
-            traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    here.leave_store()
-    os._exit(1)
+    config, on_host = job.config, state_on_host(job.config.offload)
+    if weights is None:
+        resumed = job.checkpoint is not None and config.lora is None and config.loss == "next_token"
+        weights = "none" if resumed else "random" if config.from_scratch else "folder"
+
+    def shard(model: Any) -> PackedModel:
+        applied = model if job.parts is None else job.parts.apply(model)  # first, or peft would have inputs learn
+        if config.recompute != "none" or config.mlp_tiles > 1:
+            load_extra("saving").save_memory_of(model, config, device.type)
+        packed = PackedModel(applied, logits_bytes=config.logits_mib * 2**20)
+        if config.compile:
+            compile_blocks(unwrap(model))
+        shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16", on_host=on_host)
+        end_backward_at_decoder(applied)
+        return packed
+
+    where: Any = {"dtype": job.parameter_dtype, "device": device, "on_host": on_host}
+    return load_sharded(config.model, shard, weights=weights, seed=config.seed, **where)
 
 
-def _known(error: Exception) -> str | None:
-    """What a user needs to know of an error; None if it is a mistake of ours, which its traceback shows."""
-    if isinstance(error, PreshardError | OSError):
-        return _one_line(error)
-    if isinstance(error, RuntimeError) and any(lost in str(error) for lost in LOST):
-        return ("another rank died without an error message; if it ran out of memory, the system log says so: "
-                "use --resume to continue")  # fmt: skip
-    if isinstance(error, RuntimeError) and str(error).startswith(WORKER_GONE):
-        return ("a process that reads ahead died without an error message; if it ran out of memory, the system log "
-                "says so: use fewer --workers, and --resume to continue")  # fmt: skip
-    return None
+def read_batches(job: Job, mesh: Mesh, device: torch.device, work: StepWork) -> Iterator[RankBatch]:
+    """This rank's batches without end, from where the job starts."""
+    of_model: Any = {"windows": work.windows, "groups": work.groups}
+    tiles = TileLister.of(job.config.attention, mesh.cp, exchange="needed", device_type=device.type, **of_model)
+    loader = make_loader(job.dataset, workers=job.config.workers, device=device, list_tiles=tiles)
+    return iter(loader)
 
 
-def _leave(status: int) -> NoReturn:
-    """Ends the process once all ranks are here, so that torchrun ends none before it has printed its message."""
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.exit(status)
+def add_gradients(
+    model: PackedModel, objective: Objective, batches: Iterator[RankBatch], mesh: Mesh, work: StepWork, *, packs: int
+) -> tuple[LocalTotals, dict[str, Any]]:
+    """Adds the gradients of a step's packs to the parameters; returns this rank's share of the step, and the position
+    in the dataset after it.
+    """
+    local = LocalTotals.zero(torch.device(mesh.world.device_type), len(objective.figures))
+    for _ in range(packs):
+        batch = next_batch(batches, local)
+        local.work += work.of_rank(batch)
+        began = time.process_time()
+        measured = objective(model, batch, mesh.cp)
+        measured.loss.backward()
+        local.compute_time += time.process_time() - began
+        local.add(batch, *measured[1:])
+    return local, batch.state
+
+
+def evaluate(
+    model: PackedModel, objective: Objective, dataset: PackedDataset, mesh: Mesh, stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """The loss over every pack of a dataset that is opened with ``dp_size`` 1, as fields of ``StepFigures``. Every pack
+    counts once, however many are taken at a time. All ranks call this.
+    """
+    local = LocalTotals.zero(torch.device(mesh.world.device_type), len(objective.figures))
+    try:
+        with evaluating(model):
+            for batch, counts in deal_packs(dataset, mesh, stop):
+                measured = objective(model, batch, mesh.cp)
+                if counts:
+                    local.add(batch, *measured[1:])
+    except StoppedError:
+        return {"eval_stopped": True}
+    sums = torch.cat([torch.stack([local.loss_sum, local.loss_weight]), local.rewards])
+    dist.all_reduce(sums)
+    loss, weight, *rewards = sums.tolist()
+    means = mean_rewards(objective.figures, rewards, weight)
+    return {"eval_loss": loss / weight if weight > 0 else None, "eval_rewards": means}
 
 
 if __name__ == "__main__":

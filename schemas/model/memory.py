@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from preshard.schemas.model.dimensions import ModelDimensions
-
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
-"""What the backward pass recomputes, the least first."""
 
 USABLE = 0.9
 """Share of a device's memory that tensors may take: the rest is CUDA's own, its libraries' and lost between tensors."""

@@ -26,9 +26,9 @@ from PIL import Image  # noqa: E402
 import preshard  # noqa: E402
 from preshard.packer_service.demo.model import write_model_folder  # noqa: E402
 from preshard.packer_service.report.advice.estimate.outside import GATHERED, OWNED, OutsideAttention  # noqa: E402
-from preshard.packer_service.report.advice.estimate.split import Saving  # noqa: E402
 from preshard.packer_service.report.advice.model import folder_sizes  # noqa: E402
 from preshard.packer_service.report.advice.question import make_question  # noqa: E402
+from preshard.schemas.model.savings import Saving  # noqa: E402
 from preshard.trainer.core.config import TrainConfig  # noqa: E402
 from preshard.trainer.extra.dry_run.run import DryRun, dry_run  # noqa: E402
 from preshard.trainer.extra.memory_check import GIB  # noqa: E402

@@ -21,10 +21,11 @@ from training_estimates import LLAMA, TEXT  # noqa: E402
 
 from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLoads  # noqa: E402
 from preshard.packer_service.report.advice.estimate.seconds import Estimate  # noqa: E402
-from preshard.packer_service.report.advice.estimate.split import Saving, SplitChoice  # noqa: E402
+from preshard.packer_service.report.advice.estimate.split import SplitChoice  # noqa: E402
 from preshard.packer_service.report.advice.question import make_question  # noqa: E402
 from preshard.schemas.layout import TILE  # noqa: E402
 from preshard.schemas.model.dimensions import model_dimensions  # noqa: E402
+from preshard.schemas.model.savings import Saving  # noqa: E402
 
 GPUS = 8
 

@@ -27,12 +27,14 @@ from echo import start_echo
 from torch.distributed.tensor import DTensor
 
 from preshard.trainer.core.config import TrainConfig
-from preshard.trainer.core.loop import add_gradients, build_model, read_batches
-from preshard.trainer.core.metrics import StepWork
+from preshard.trainer.core.objective import NextToken, exchanges_of
+from preshard.trainer.core.optimizer import make_optimizer
 from preshard.trainer.core.processes import let_segments_grow
 from preshard.trainer.core.setup import make_mesh, prepare
-from preshard.trainer.core.step import Totals, apply_gradients, join_totals, make_optimizer
+from preshard.trainer.core.step import Totals, apply_gradients, join_totals
+from preshard.trainer.core.work import StepWork
 from preshard.trainer.models.interface import unwrap
+from preshard.trainer.train import add_gradients, build_model, read_batches
 
 GIB = 2**30
 CASES: dict[str, dict[str, Any]] = {
@@ -86,7 +88,7 @@ class RankStep:
         self.device, self.mesh = device, make_mesh(self.job.config, world, device.type)
         self.model = build_model(self.job, self.mesh, device, weights="none")
         _fill(self.model)
-        self.optimizer = make_optimizer(self.model, self.job.config)
+        self.optimizer = make_optimizer(self.model, lr=self.job.config.largest_lr)
         self.parameters = [each for each in self.model.parameters() if each.requires_grad]
         self.work = StepWork.of(unwrap(self.model.inner))
 
@@ -94,7 +96,9 @@ class RankStep:
         return read_batches(self.job, self.mesh, self.device, self.work)
 
     def run(self, batches: Iterator[Any]) -> Totals:
-        local, _ = add_gradients(self.job, self.mesh, self.model, self.work, batches, self.device)
+        config = self.job.config
+        objective = NextToken(**exchanges_of(config))
+        local, _ = add_gradients(self.model, objective, batches, self.mesh, self.work, packs=config.accumulate)
         cp_size = self.mesh.cp.cp_size
         totals = join_totals(local, self.parameters, replica=self.mesh.replica, cp_size=cp_size, stop=False)
         apply_gradients(self.optimizer, self.parameters, totals, lr=1e-6, clip=1.0)

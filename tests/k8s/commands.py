@@ -23,8 +23,8 @@ from preshard.packer_service.http.app import create_app
 from preshard.packer_service.http.serve import TOKEN
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.schemas.errors import PreshardError
+from preshard.trainer.core.command import cli as train_cli
 from preshard.trainer.core.config import TrainConfig
-from preshard.trainer.train import cli as train_cli
 
 CONFIG = K8S / "components" / "pack" / "pack.yaml"
 

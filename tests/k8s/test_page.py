@@ -18,8 +18,8 @@ from references import SECRETS
 from scripts import load_script
 from torch.distributed.run import get_args_parser
 
+from preshard.trainer.core.command import cli as train_cli
 from preshard.trainer.core.config import TrainConfig
-from preshard.trainer.train import cli as train_cli
 
 Rendered = Callable[[str], list[Object]]
 

@@ -26,7 +26,7 @@ from preshard.packer_service.report.advice.estimate.loads import (
 )
 from preshard.packer_service.report.advice.estimate.memory import MemoryEstimate
 from preshard.packer_service.report.advice.estimate.seconds import Estimate, PackSeconds
-from preshard.packer_service.report.advice.estimate.split import MOST, Saving, SplitChoice
+from preshard.packer_service.report.advice.estimate.split import MOST, SplitChoice
 from preshard.packer_service.report.advice.figures import SplitAdvice
 from preshard.packer_service.report.advice.model import configured_sizes, folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion, make_question
@@ -36,6 +36,7 @@ from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.model.dimensions import ModelDimensions
+from preshard.schemas.model.savings import Saving
 from tests.benchmarks.published_runs import FRAME, FRAMES, RUNS, Run, dimensions, estimate
 from tests.support.made_records import made_measures
 

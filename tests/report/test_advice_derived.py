@@ -17,9 +17,10 @@ from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.report.advice.dataset import advise_dataset
 from preshard.packer_service.report.advice.estimate.derived import MOST_MASKS, PackMask, derivable_layouts, with_derived
 from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLoads
-from preshard.packer_service.report.advice.estimate.split import Saving, SplitChoice
+from preshard.packer_service.report.advice.estimate.split import SplitChoice
 from preshard.packer_service.report.advice.question import make_question
 from preshard.schemas.config import PackConfig
+from preshard.schemas.model.savings import Saving
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.core.config import TrainConfig
 

@@ -33,8 +33,9 @@ import torch
 import torch._dynamo  # what the first optimizer step of each rank would import
 import torch.distributed as dist
 
-import preshard.trainer.core.loop
-import preshard.trainer.core.setup  # noqa: F401 (what most ranks import)
+import preshard.trainer.extra.parts
+import preshard.trainer.extra.saving
+import preshard.trainer.train  # noqa: F401 (what most ranks import)
 from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.models.interface import register_attention
 

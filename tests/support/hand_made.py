@@ -59,5 +59,5 @@ def pack_of(lengths: Sequence[int], vocabulary: int, *, ring_degree: int = 1, cp
         total_loss_weight=float(learnt.sum()),
         sequence_edges=torch.from_numpy(edges).int(),
         longest_sequence=max(lengths),
-        room_edges=torch.from_numpy(edges).int(),
+        padded_seq_edges=torch.from_numpy(edges).int(),
     )

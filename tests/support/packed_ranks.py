@@ -17,16 +17,16 @@ from torch.distributed.tensor import DTensor
 
 from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.core.config import make_config
-from preshard.trainer.core.loop import run
 from preshard.trainer.core.mesh import CpFsdp, Mesh, build_mesh
 from preshard.trainer.core.metrics import StepFigures
 from preshard.trainer.core.setup import prepare
-from preshard.trainer.core.sharding import shard_model
+from preshard.trainer.core.sharding import end_backward_at_decoder, shard_model
 from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.extra.parts import Parts, end_backward_at_decoder
+from preshard.trainer.extra.parts import Parts
 from preshard.trainer.extra.saving import save_memory
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.load import Weights, load_sharded
+from preshard.trainer.train import run
 
 NO_PARTS = Parts()
 

@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, Protocol, get_args
-
-from jaxtyping import Float
-from torch import Tensor
+from importlib import import_module
+from typing import Literal, get_args
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.layout import TokenLayout
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.attention.gather import (
-    Exchange,
-    gather_attention,
-    plan_gather,
-    plan_overlap,
-    plan_ulysses,
-    ulysses_attention,
-)
-from preshard.trainer.attention.heads import PIECES, list_pieces, overlapped_attention, repeated_kv_heads
-from preshard.trainer.attention.kernels import Kernel, kernel_for
+from preshard.trainer.attention.kernels import Kernel
+from preshard.trainer.attention.kind import Attend, Binder, Exchange, Options
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.attention.reference import reference_attention
-from preshard.trainer.attention.ring import plan_ring, ring_attention
+from preshard.trainer.attention.pieces import PIECES, list_pieces, repeated_kv_heads
 
 Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
+"""Names that ``--attention`` takes."""
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Kinds of attention, by the names of ``--attention``. ``hybrid`` is the name of ``ring`` on a mesh of both axes."""
+KINDS: tuple[Kind, ...] = ("ulysses", "ring", "gather")
+"""Kinds of attention. ``hybrid`` is what ``ring`` does on a mesh of both axes, and ``reference`` what the others are
+compared with, on one rank; both names are taken as well."""
 
+BINDERS: dict[str, str] = {
+    "gather": "gather",
+    "hybrid": "ring",
+    "reference": "reference",
+    "ring": "ring",
+    "ulysses": "ulysses",
+}
+"""The module of this folder that has a kind's ``bind_attention``; it is imported when the kind is asked for."""
 
-class Attend(Protocol):
-    """``attend(q, k, v)``: attention of this rank's queries over the whole pack, under its mask."""
-
-    def __call__(
-        self,
-        q: Float[Tensor, "heads local head_dim"],
-        k: Float[Tensor, "kv_heads local head_dim"],
-        v: Float[Tensor, "kv_heads local head_dim"],
-        /,
-        *,
-        sinks: Float[Tensor, "heads"] | None = None,
-    ) -> Float[Tensor, "heads local head_dim"]:
-        """Attention of one layer.
-
-        Args:
-            sinks: a logit of each query head that joins the softmax of its rows, and stands for no value. All heads on
-                every rank; the gradient of a rank is that of its own rows and heads, to be added over ranks.
-        """
-        ...
+assert BINDERS.keys() == set(get_args(Kind))
 
 
 def bind(
@@ -98,54 +76,8 @@ def bind(
             f"take the layout {layout.scheme} with ring_degree {cp.ring_degree}"
         )
     options = Options(exchange=exchange, overlap=overlap, head_stride=head_stride, softcap=softcap, kernel=kernel)
-    return BINDERS[kind](layout, mask, cp, options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Those of :func:`bind`, of which each kind takes its own."""
-
-    exchange: Exchange
-    overlap: bool
-    head_stride: int
-    softcap: float | None
-    kernel: Kernel | None
-
-    def kernel_for(self, mask: MaskTensors) -> Kernel:
-        """The kernel that was given, or the one for the mask's device."""
-        return self.kernel or kernel_for(mask.device.type, self.softcap)
-
-
-def _bind_reference(layout: TokenLayout, mask: MaskTensors, _cp: ContextParallel, options: Options) -> Attend:
-    positions = slice_positions(layout.runs, 0)
-    return partial(reference_attention, mask=mask, positions=positions, softcap=options.softcap)
-
-
-def _bind_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
-    whole = plan_ulysses(layout, mask, cp, kernel=options.kernel_for(mask))
-    pieces = plan_overlap(whole) if options.overlap else None
-    return partial(overlapped_attention, plan=pieces) if pieces else partial(ulysses_attention, plan=whole)
-
-
-def _bind_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
-    return partial(ring_attention, plan=plan_ring(layout, mask, cp, kernel=options.kernel_for(mask)))
-
-
-def _bind_gather(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
-    how: Any = {"exchange": options.exchange, "head_stride": options.head_stride, "overlap": options.overlap}
-    return partial(gather_attention, plan=plan_gather(layout, mask, cp, kernel=options.kernel_for(mask), **how))
-
-
-BINDERS: dict[str, Callable[..., Attend]] = {
-    "reference": _bind_reference,
-    "ulysses": _bind_ulysses,
-    "ring": _bind_ring,
-    "gather": _bind_gather,
-    "hybrid": _bind_ring,
-}
-"""What plans each kind of attention."""
-
-assert set(BINDERS) == set(KINDS)
+    found: Binder = import_module(f"{__package__}.{BINDERS[kind]}").bind_attention
+    return found(layout, mask, cp, options)
 
 
 def check_kind(kind: str, cp_size: int) -> None:
@@ -154,7 +86,7 @@ def check_kind(kind: str, cp_size: int) -> None:
     Raises:
         ConfigError: the kind is not one of ``KINDS``, or is ``reference`` on several ranks.
     """
-    if kind not in KINDS:
+    if kind not in BINDERS:
         raise ConfigError(f"attention is {kind!r}; take one of {', '.join(KINDS)}")
     if kind == "reference" and cp_size > 1:
         raise ConfigError(

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,16 +26,15 @@ from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import needed_blocks
 from preshard.trainer.attention.context_parallel import ContextParallel, all_gather_single
-from preshard.trainer.attention.heads import PIECES, OverlapPlan, gather_heads, scatter_heads
+from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype, identity
+from preshard.trainer.attention.kind import Attend, Exchange, Options
 from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.pieces import PIECES
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
 from preshard.trainer.device import to_device
-
-Exchange = Literal["all", "needed"]
-
 
 KeysAndValues = tuple[Tensor, Tensor]
 
@@ -385,40 +384,7 @@ def _packed(x_T2KD: Tensor) -> KeysAndValues:
     return keys.contiguous(), values.contiguous()
 
 
-def plan_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel) -> GatherPlan:
-    """Lists the tiles of the whole sequence, in the order of the ranks' slices."""
-    positions = np.concatenate([slice_positions(layout.runs, rank) for rank in range(layout.ring_degree)])
-    tokens = mask.at(positions)
-    one_axis = ContextParallel(ulysses_degree=cp.cp_size, ulysses_rank=cp.cp_rank, ulysses_group=cp.cp_group)
-    return GatherPlan(
-        cp=one_axis, kernel=kernel, exchange=NoExchange(positions=positions), gathered=kernel.prepare(tokens, tokens)
-    )
-
-
-def plan_overlap(plan: GatherPlan) -> OverlapPlan | None:
-    """The same plan for heads in pieces; None for a single rank, which exchanges nothing."""
-    if plan.cp.ulysses_group is None:
-        return None
-    return OverlapPlan(
-        degree=plan.cp.ulysses_degree,
-        rank=plan.cp.ulysses_rank,
-        group=plan.cp.ulysses_group,
-        kernel=plan.kernel,
-        prepared=plan.gathered,
-    )
-
-
-def ulysses_attention(
-    q_HLD: Float[Tensor, "H L D"],
-    k_KLD: Float[Tensor, "K L D"],
-    v_KLD: Float[Tensor, "K L D"],
-    plan: GatherPlan,
-    *,
-    sinks: Float[Tensor, "H"] | None = None,
-) -> Float[Tensor, "H L D"]:
-    """Exact attention by an all-to-all of heads over the whole context-parallel group, whatever its axes.
-
-    Once a rank has all tokens of its heads there is nothing left to gather. Differentiable (Jacobs et al. 2023,
-    DeepSpeed Ulysses).
-    """
-    return gather_attention(q_HLD, k_KLD, v_KLD, plan, sinks=sinks)
+def bind_attention(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
+    """The kind ``gather``."""
+    how: Any = {"exchange": options.exchange, "head_stride": options.head_stride, "overlap": options.overlap}
+    return partial(gather_attention, plan=plan_gather(layout, mask, cp, kernel=options.kernel_for(mask), **how))

@@ -15,11 +15,10 @@ import torch.distributed as dist
 
 from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import Kernel, Prepared
-from preshard.trainer.attention.mask import Groups, MaskTensors, count_layers
+from preshard.trainer.attention.kind import Exchange
+from preshard.trainer.attention.mask import Groups, MaskTensors, PackPart, count_layers
 from preshard.trainer.attention.tiles import TileList, Tiles, count_occupied, list_for
-from preshard.trainer.data.batch import RankBatch
 
 NO_GROUP = cast("dist.ProcessGroup", "a group that a worker does not have")
 """Stands for the ring's group where nothing is sent, as a ring without a group has one rank."""
@@ -60,7 +59,7 @@ class TileLister:
         alone = replace(cp, ulysses_group=None, ring_group=None, cp_group=None)
         return cls(kind=kind, exchange=exchange, cp=alone, device_type=device_type, windows=windows, groups=groups)
 
-    def __call__(self, batch: RankBatch) -> ListedTiles:
+    def __call__(self, batch: PackPart) -> ListedTiles:
         """Lists the tiles of a batch that is on the CPU.
 
         Raises:
@@ -90,7 +89,7 @@ class ListedTiles:
     n_tiles: float
 
 
-def count_tiles(batch: RankBatch, windows: Sequence[int | None] = (), groups: Groups = "all") -> float:
+def count_tiles(batch: PackPart, windows: Sequence[int | None] = (), groups: Groups = "all") -> float:
     """Tiles of 128 x 128 between this rank's queries and the keys of the whole pack: its work, however it is shared.
 
     Args:

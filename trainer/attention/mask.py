@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
+from preshard.schemas.layout import TokenLayout
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, drop_groups, list_places
-from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import to_device
 
 ARRAYS = tuple(field.name for field in fields(MaskArrays))
@@ -24,6 +24,30 @@ ARRAYS = tuple(field.name for field in fields(MaskArrays))
 
 Groups = Literal["all", "window"]
 """Whether bidirectional groups hold in all layers of a model, or in those with a sliding window alone."""
+
+
+class PackPart(Protocol):
+    """A rank's part of a pack, as far as attention asks: :class:`preshard.data.RankBatch` is one.
+
+    Attributes:
+        doc_ids, branch_ids, group_ids: the mask's arrays of the whole pack in natural order.
+        layout: runs of every ring rank, and the key blocks that each needs.
+        positions: the natural position of each token of this rank.
+        seq_len: tokens of the pack.
+    """
+
+    @property
+    def doc_ids(self) -> Int32[Tensor, "seq"]: ...
+    @property
+    def branch_ids(self) -> Int32[Tensor, "seq"]: ...
+    @property
+    def group_ids(self) -> Int32[Tensor, "seq"]: ...
+    @property
+    def layout(self) -> TokenLayout: ...
+    @property
+    def positions(self) -> Int64[Tensor, "local"]: ...
+    @property
+    def seq_len(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +79,7 @@ class MaskTensors:
     host_places: Int64[np.ndarray, "N"] | None = None
 
     @classmethod
-    def of(cls, batch: RankBatch, moved: RankBatch | None = None) -> MaskTensors:
+    def of(cls, batch: PackPart, moved: PackPart | None = None) -> MaskTensors:
         """The mask of a batch's whole pack, on the batch's device.
 
         Args:

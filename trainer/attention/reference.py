@@ -6,13 +6,24 @@ Shapes: H query heads, K key heads, S tokens, D head_dim; q_HSD is [H, S, D].
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import dense_mask
+from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.attention.kind import Attend, Options
 from preshard.trainer.attention.mask import MaskTensors
+
+
+def bind_attention(layout: TokenLayout, mask: MaskTensors, _cp: ContextParallel, options: Options) -> Attend:
+    """The name ``reference``, on one rank."""
+    positions = slice_positions(layout.runs, 0)
+    return partial(reference_attention, mask=mask, positions=positions, softcap=options.softcap)
 
 
 def reference_attention(

@@ -8,6 +8,7 @@ Shapes: H query heads, K key heads, L tokens of a slice, Q queries, D head_dim; 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
+from preshard.trainer.attention.kind import Attend, Options
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import add_sinks, own_sinks, sinks_gradient
 
@@ -50,6 +52,11 @@ def plan_ring(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, ke
     owners = [(cp.ring_rank - step) % cp.ring_degree for step in range(n_steps)]
     steps = tuple(kernel.prepare(slices[cp.ring_rank], slices[owner]) for owner in owners)
     return RingPlan(cp=cp, kernel=kernel, steps=steps)
+
+
+def bind_attention(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
+    """The kind ``ring``, and ``hybrid``, which is the name of it on a mesh of both axes."""
+    return partial(ring_attention, plan=plan_ring(layout, mask, cp, kernel=options.kernel_for(mask)))
 
 
 def count_steps(layout: TokenLayout, mask: MaskTensors) -> int:

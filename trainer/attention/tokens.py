@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from jaxtyping import Int64, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
-from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.layout import slice_positions
 from preshard.trainer.attention.context_parallel import ContextParallel, all_gather_single
-
-
-class Dealt(Protocol):
-    """What is asked of a batch: :class:`preshard.trainer.data.batch.RankBatch` is one."""
-
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def layout(self) -> TokenLayout: ...
-    @property
-    def positions(self) -> Int64[Tensor, "local"]: ...
+from preshard.trainer.attention.mask import PackPart
 
 
 def gather_tokens(
-    x: Shaped[Tensor, "local ..."], batch: Dealt, cp: ContextParallel | None = None
+    x: Shaped[Tensor, "local ..."], batch: PackPart, cp: ContextParallel | None = None
 ) -> Shaped[Tensor, "seq ..."]:
     """The values of all ranks' tokens, in the natural order of the pack, on each rank.
 
@@ -49,7 +39,7 @@ def gather_tokens(
 
 
 def slice_tokens(
-    x: Shaped[Tensor, "seq ..."], batch: Dealt, cp: ContextParallel | None = None
+    x: Shaped[Tensor, "seq ..."], batch: PackPart, cp: ContextParallel | None = None
 ) -> Shaped[Tensor, "local ..."]:
     """This rank's part of values of all tokens in natural order, in the order of its slice.
 
@@ -69,7 +59,7 @@ def slice_tokens(
     return found
 
 
-def _check(found: int, asked: int, batch: Dealt, cp: ContextParallel | None) -> None:
+def _check(found: int, asked: int, batch: PackPart, cp: ContextParallel | None) -> None:
     if found != asked:
         raise ReaderError(
             f"x has {found} values, and the batch {asked} tokens: give one for each, in the first dimension"
@@ -83,7 +73,7 @@ def _check(found: int, asked: int, batch: Dealt, cp: ContextParallel | None) -> 
         )
 
 
-def _gathered(x: Tensor, batch: Dealt, group: dist.ProcessGroup | None) -> Tensor:
+def _gathered(x: Tensor, batch: PackPart, group: dist.ProcessGroup | None) -> Tensor:
     """Slices joined, and put into natural order.
 
     Ulysses ranks have consecutive parts of a ring rank's slice, so ranks in their order have the slices of the ring.
@@ -104,7 +94,7 @@ def _gathered(x: Tensor, batch: Dealt, group: dist.ProcessGroup | None) -> Tenso
 
 class _GatherTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, batch: Dealt, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, batch: PackPart, group: dist.ProcessGroup | None) -> Tensor:
         ctx.positions = batch.positions
         return _gathered(x, batch, group)
 
@@ -115,7 +105,7 @@ class _GatherTokens(torch.autograd.Function):
 
 class _SliceTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, batch: Dealt, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, batch: PackPart, group: dist.ProcessGroup | None) -> Tensor:
         ctx.dealt = batch, group
         return x[batch.positions.to(x.device)]
 

@@ -187,8 +187,9 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo") if beside else None
         self._writing: tuple[Any, RunState, SummedWriter] | None = None
 
-    def save(self, model: nn.Module, optimizer: Optimizer, state: RunState) -> None:
-        """Writes the state after a step, or begins to. A save that is still being written is waited for first.
+    def save(self, model: nn.Module, optimizer: Optimizer, state: RunState, *, wait: bool = False) -> None:
+        """Writes the state after a step, or begins to. A save that is still being written is waited for first, and with
+        ``wait`` this one, too.
 
         Raises:
             SaveError: a rank cannot write its part. Every rank raises it.
@@ -207,6 +208,8 @@ class Checkpoints:
             self._on_rank_0(state, self._publish, state, writer)
         else:
             self._writing = dcp.async_save(stored, storage_writer=writer, process_group=self._group), state, writer
+        if wait:
+            self.finish()
 
     def look(self) -> None:
         """Gives a checkpoint its name if it is whole by now. Called between steps; waits for nothing.

@@ -12,13 +12,10 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.model.devices import DeviceName
-from preshard.schemas.model.memory import Recompute
+from preshard.schemas.model.savings import Offload, Recompute
 from preshard.trainer.attention.bind import Kind
 from preshard.trainer.core.mesh import CpFsdp
 from preshard.trainer.data.mixture import parse_weighted
-from preshard.trainer.extra.parts import Lora, Parts
-from preshard.trainer.extra.saving import Offload
-from preshard.trainer.models.named import LANGUAGE
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -142,9 +139,6 @@ class TrainConfig(BaseModel):
         "auto", description="Where to compute; auto is CUDA if there is a device."
     )
     metrics: Path | None = Field(None, description="File for one JSON object per step, written by rank 0.")
-    peak_tflops: float | None = Field(
-        None, gt=0, description="Peak speed of one device, to report model FLOPs utilisation."
-    )
     report_to: tuple[Tracker, ...] = Field(
         (), description="What else gets each step's figures: tensorboard or wandb; may be given several times."
     )
@@ -236,20 +230,6 @@ class TrainConfig(BaseModel):
         return self.lr if self.lr is not None else 1e-3 if self.from_scratch else 1e-5
 
     @property
-    def parts(self) -> Parts:
-        """What of the model trains.
-
-        Raises:
-            ConfigError: a ``--lr-part`` is not PART=LR.
-        """
-        lora = None
-        if self.lora is not None:
-            lora = Lora(
-                rank=self.lora, alpha=self.lora_alpha or 2 * self.lora, targets=self.lora_targets or (LANGUAGE,)
-            )
-        return Parts(freeze=self.freeze, lora=lora, rates=tuple(map(_parse_rate, self.lr_part)))
-
-    @property
     def cp_size(self) -> int:
         """Ranks that share a pack."""
         return self.ulysses * self.ring
@@ -268,17 +248,6 @@ class TrainConfig(BaseModel):
                 "degrees"
             )
         return world_size // replica
-
-
-def _parse_rate(text: str) -> tuple[str, float]:
-    part, _, rate = text.rpartition("=")
-    try:
-        found = float(rate)
-    except ValueError:
-        found = 0.0
-    if not part or not 0 < found < float("inf"):
-        raise ConfigError(f"--lr-part is {text}; write PART=LR with a learning rate above 0, such as vision=1e-6")
-    return part, found
 
 
 def option(field: str) -> str:

@@ -28,11 +28,11 @@ from preshard.trainer.core.checkpoint import (
     read_run_state,
 )
 from preshard.trainer.core.checksums import CHECKSUMS, first_fault
+from preshard.trainer.core.extras import load_extra
 from preshard.trainer.core.processes import first_problem
-from preshard.trainer.extra.parts import Lora
 from preshard.trainer.models.folder import WEIGHTS, identity, one_line, read_model_config
 from preshard.trainer.models.further import further_layers
-from preshard.trainer.models.load import GENERATION, empty_model, load_sharded
+from preshard.trainer.models.load import GENERATION, load_sharded
 from preshard.trainer.models.packed import PackedModel
 
 NOT_COPIED = (*WEIGHTS, "*.index.json", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "config.json")
@@ -49,9 +49,7 @@ def check_export(target: Path, option: str = "--export") -> None:
         raise ConfigError(f"{option} is {target}, which exists; name a folder that does not")
 
 
-def export_model(
-    model: Any, source: Path, target: Path, *, lora: Lora | None = None, keep_adapters: bool = False
-) -> None:
+def export_model(model: Any, source: Path, target: Path, *, lora: Any = None, keep_adapters: bool = False) -> None:
     """Writes weights in the form of published folders, and copies of the source's other files. All ranks call this.
 
     Parameters keep their dtype. They are gathered one by one on the CPU of rank 0, which then holds the whole model.
@@ -71,41 +69,14 @@ def export_model(
     problem = None
     if dist.get_rank() == 0:
         try:
-            if keep_adapters:
-                write_adapters(model, weights, source, target)
-            else:
-                model, weights = (model, weights) if lora is None else _merge(lora, weights, source)
+            if lora is None:
                 write_folder(model, weights, source, target)
+            else:
+                load_extra("adapters").write(model, weights, source, target, lora=lora, keep_adapters=keep_adapters)
         except ConfigError as error:
             problem = str(error)
     if (problem := first_problem(problem)) is not None:
         raise ConfigError(problem)
-
-
-def _merge(lora: Lora, weights: dict[str, Any], source: Path) -> tuple[Any, dict[str, Any]]:
-    """A model and its whole weights with adapters added to them, from the weights of both."""
-    wrapped: Any = lora.wrap(empty_model(source))
-    wrapped.load_state_dict(weights, strict=False, assign=True)  # buffers that are not stored stay without values
-    model = wrapped.merge_and_unload()
-    return model, model.state_dict()
-
-
-def write_adapters(model: Any, adapters: dict[str, Any], source: Path, target: Path) -> None:
-    """Writes adapters alone. The folder appears under its name once it is whole.
-
-    Args:
-        model: of ``peft``; its own parameters are not looked at.
-        adapters: their weights by their names in the model.
-        source: the folder of the model that they are for, which they name.
-        target: the new folder.
-
-    Raises:
-        ConfigError: it cannot be written; nothing of it is left.
-    """
-    for config in model.peft_config.values():
-        config.base_model_name_or_path = str(source)
-    with _whole(target) as unfinished:
-        model.save_pretrained(unfinished, state_dict=adapters, save_embedding_layers=False)
 
 
 def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path) -> None:
@@ -121,7 +92,7 @@ def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path
         ConfigError: it cannot be written; nothing of it is left.
     """
     tied = getattr(model, "all_tied_weights_keys", {})
-    with _whole(target) as unfinished:
+    with whole_folder(target) as unfinished:
         if (source / GENERATION).is_file():  # it is copied, even if transformers would not write such a one
             model.generation_config = type(model.generation_config)()
         # gathered from several ranks, a tied weight is two tensors
@@ -136,7 +107,7 @@ def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path
 
 
 @contextmanager
-def _whole(target: Path) -> Iterator[Path]:
+def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to write, which gets its name once that is done; if it fails, nothing is left."""
     unfinished = target.with_name(f"unfinished-{target.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -189,25 +160,26 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
             f"{found} is of the model {' '.join(map(str, trained.values()))}, and --model {model} is "
             f"{' '.join(given.values())}: give the folder that was trained"
         )
-    lora = Lora(**state.parts["lora"]) if state.parts.get("lora") else None
-    if keep_adapters and lora is None:
+    adapters = state.parts.get("lora")
+    if keep_adapters and adapters is None:
         raise ConfigError(f"--keep-adapters is given, but {found} has no adapters: leave it out")
+    extra = None if adapters is None else load_extra("adapters")
     try:
         packed = load_sharded(
             model,
-            lambda base: PackedModel(base if lora is None else lora.wrap(base)),
+            lambda base: PackedModel(base if extra is None else extra.wrap(base, adapters)),
             dtype=parameter_dtype(found),
-            weights="none" if lora is None else "folder",
+            weights="none" if extra is None else "folder",
         )
         load_parameters(found, packed)
     except PreshardError:
         raise
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ConfigError(f"{found} cannot be read ({one_line(error)})") from None
-    if keep_adapters:
-        write_adapters(packed.inner, packed.state_dict(), model, out)
+    if keep_adapters and extra is not None:
+        extra.write_adapters(packed.inner, packed.state_dict(), model, out)
     else:
-        whole: Any = packed.inner if lora is None else packed.merge_and_unload()
+        whole: Any = packed.inner if extra is None else packed.merge_and_unload()
         write_folder(whole, whole.state_dict(), model, out)
     return found
 

@@ -8,22 +8,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
-from preshard.schemas.model.memory import Trains
 from preshard.trainer.attention import check_heads
 from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.core.checkpoint import RunState, find_checkpoint, read_run_state
 from preshard.trainer.core.config import DTYPES, TrainConfig
 from preshard.trainer.core.export import check_export
+from preshard.trainer.core.extras import load_extra
 from preshard.trainer.core.mesh import Mesh, build_mesh
+from preshard.trainer.core.optimizer import OwnRate
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.extra.memory_check import FitEstimate, resolve
-from preshard.trainer.extra.parts import Parts, count_trains
-from preshard.trainer.extra.saving import check_saving
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
-from preshard.trainer.models.gated_delta import check_states
 from preshard.trainer.models.load import empty_model
+from preshard.trainer.models.stateful import load_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,9 @@ class Job:
         checkpoint: the checkpoint to load, if any.
         damaged: newer ones, each with what is wrong with it.
         evaluation: the second dataset, if any, with all its packs for each data-parallel rank.
-        memory: what a rank is estimated to hold, on a GPU.
-        trains: what of the model trains, where that is not all of it.
+        memory: the extra's estimate of what a rank holds, on a GPU.
+        parts: the extra that says what trains, where that is not all of the model at one rate.
+        trains: how much of the model that is.
     """
 
     config: TrainConfig
@@ -46,17 +47,27 @@ class Job:
     start: RunState
     checkpoint: Path | None
     evaluation: PackedDataset | None
-    memory: FitEstimate | None = None
-    trains: Trains | None = None
+    memory: Any = None
+    parts: Any = None
+    trains: Any = None
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def packs_per_step(self) -> int:
-        """Packs in one optimiser step, over all ranks."""
-        return self.dataset.dp_size * self.config.accumulate
+    def parameter_dtype(self) -> torch.dtype:
+        """The dtype of parameters: AdamW's updates are too small for bfloat16 to represent."""
+        return torch.float32 if self.config.dtype == "bfloat16" else DTYPES[self.config.dtype]
 
-    def seen_alike(self) -> dict[str, str]:
-        """What every rank must have found the same, by its name."""
+    @property
+    def lora(self) -> Any:
+        """The adapters that train, if any."""
+        return None if self.parts is None else self.parts.lora
+
+    def own_rates(self, model: Any) -> list[OwnRate]:
+        """Parameters of the job's model with a learning rate of their own."""
+        return [] if self.parts is None else self.parts.own_rates(model)
+
+    def rank_invariants(self) -> dict[str, str]:
+        """Facts that every rank must have found the same, by their names."""
         second = self.evaluation
         return {
             "the dataset": str(self.start.data["dataset_id"]),
@@ -105,10 +116,10 @@ def prepare(
                 "leave the option out"
             )
     datasets = [dataset, *([evaluation] if evaluation is not None else [])]
-    parts, trains = _check_parts(config)
+    parts, described, trains = _check_parts(config)
     config, memory = _check_model(config, datasets, world_size=world_size, device_type=device_type, trains=trains)
     model = identity(config.model, with_weights=config.lora is not None)
-    start = RunState(step=0, data=dataset.state_dict(), model=model, parts=parts)
+    start = RunState(step=0, data=dataset.state_dict(), model=model, parts=described)
     checkpoint = _checkpoint(config, damaged or {})
     if (checkpoint is None or config.lora is not None) and not config.from_scratch:
         check_weights(config.model)
@@ -124,6 +135,7 @@ def prepare(
         checkpoint=checkpoint,
         evaluation=evaluation,
         memory=memory,
+        parts=parts,
         trains=trains,
         damaged=damaged or {},
     )
@@ -148,12 +160,14 @@ def open_dataset(config: TrainConfig, data: str | list[tuple[str, float]], cp_ra
     )
 
 
-def _check_parts(config: TrainConfig) -> tuple[dict[str, Any], Trains | None]:
-    """What the options say of parts, as a checkpoint holds it, and what then trains; nothing where all of it does."""
-    if config.parts == Parts():
-        return {}, None
-    model = config.parts.apply(empty_model(config.model))
-    return config.parts.describe(model), count_trains(model)
+def _check_parts(config: TrainConfig) -> tuple[Any, dict[str, Any], Any]:
+    """The extra that says what trains, what a checkpoint holds of it, and how much trains; nothing where all does."""
+    if not (config.freeze or config.lora or config.lr_part):
+        return None, {}, None
+    extra = load_extra("parts")
+    parts = extra.Parts.of(config)
+    model = parts.apply(empty_model(config.model))
+    return parts, parts.describe(model), extra.count_trains(model)
 
 
 def _check_model(
@@ -162,8 +176,8 @@ def _check_model(
     *,
     world_size: int,
     device_type: str,
-    trains: Trains | None,
-) -> tuple[TrainConfig, FitEstimate | None]:
+    trains: Any,
+) -> tuple[TrainConfig, Any]:
     """Checks what the model folder says, before a weight is read, against the degrees, the device and the datasets.
 
     Returns the settings without ``auto``, and what a rank is estimated to hold.
@@ -179,12 +193,26 @@ def _check_model(
         overlap=config.overlap,
         head_stride=config.head_stride,
     )
-    check_states(model, config.cp_size)
+    if (states := load_states(model)) is not None:
+        states.check_states(model, config.cp_size)
     for dataset in datasets:
         check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
-    config, memory = resolve(config, model, datasets, world_size=world_size, device_type=device_type, trains=trains)
+    on_cuda, memory = device_type == "cuda", None
+    given: dict[str, Any] = {"dtype": config.dtype, "compile": config.compile, "recompute": config.recompute}
+    if config.dtype == "auto":
+        given["dtype"] = "bfloat16" if on_cuda else "float32"
+    if config.compile is None:
+        given["compile"] = on_cuda
+    if config.recompute == "auto" and not on_cuda:
+        given["recompute"] = "none"
+    config = config.model_copy(update=given)
+    if on_cuda:
+        config, memory = load_extra("memory_check").check_memory(
+            config, model, datasets, world_size=world_size, trains=trains
+        )
     check_kernel(device_type, DTYPES[config.dtype], min(sizes.head_dims))
-    check_saving(config.recompute, config.offload, device_type)
+    if config.recompute != "none" or config.offload != "none":
+        load_extra("saving").check_saving(config.recompute, config.offload, device_type)
     if config.export is not None:
         check_export(config.export)
     return config, memory

@@ -10,6 +10,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from preshard.trainer.models.interface import decoder_layers, unwrap
+from preshard.trainer.models.named import encoder_trains
+
 
 def shard_model(
     model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, *, bfloat16: bool, on_host: bool = False
@@ -48,3 +51,10 @@ def shard_model(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def end_backward_at_decoder(model: Any) -> None:
+    """Lets FSDP gather no block of an encoder that takes no backward pass: by default it gathers the block before."""
+    first = decoder_layers(unwrap(model))[0]
+    if not encoder_trains(unwrap(model)) and isinstance(first, FSDPModule):
+        first.set_modules_to_backward_prefetch([first])

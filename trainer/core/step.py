@@ -1,8 +1,7 @@
-"""One optimiser step: packs in, updated parameters and the step's figures out."""
+"""One optimiser step over all ranks: their shares joined, the gradient divided once, its norm over one replica."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,64 +11,10 @@ import torch.distributed as dist
 from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
 
 from preshard.schemas.errors import PreshardError
-from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import to_device
-from preshard.trainer.extra.preferences import REWARDS
-
-BETAS = (0.9, 0.95)
-"""AdamW's decay rates for the mean of gradients and of their squares."""
-
-
-def make_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
-    """AdamW with decoupled decay (Loshchilov and Hutter 2019) for the parameters that train, in groups by their rates.
-
-    Each group has its peak rate to begin with.
-
-    Decay pulls weights towards zero. The natural value of a norm's gain is not zero, biases are too few to matter, and
-    a row of an embedding has a gradient only in steps with its token, so rows of rare tokens would fade. Therefore only
-    matrices that multiply activations decay. A tied embedding counts as an embedding.
-    """
-    embeddings, rates = _embeddings(model), config.parts.rates
-    rate_of = config.parts.rate_of(model)
-    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            decays = parameter.ndim >= 2 and id(parameter) not in embeddings
-            groups.setdefault((rate_of(parameter), decays), []).append(parameter)
-    return AdamW(
-        [
-            {
-                "params": groups[number, decays],
-                "lr": config.largest_lr if number < 0 else rates[number][1],
-                "weight_decay": config.weight_decay if decays else 0.0,
-            }
-            for number, decays in sorted(groups, key=lambda group: (group[0], not group[1]))
-        ],
-        betas=BETAS,
-        fused=True,
-    )
-
-
-def _embeddings(model: nn.Module) -> set[int]:
-    """Identities of the weights of embedding layers, and of parameters named as an embedding or a learnt token."""
-    layers = [id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)]
-    own = ((name.rpartition(".")[2], parameter) for name, parameter in model.named_parameters())
-    return {*layers, *(id(parameter) for name, parameter in own if "embed" in name or "token" in name)}
-
-
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Learning rate of a step, counted from 1: linear growth over ``warmup`` steps, then half a cosine to the last.
-
-    It is a function of the step alone, so a resumed run needs no state for it.
-    """
-    if step <= config.warmup:
-        return config.largest_lr * step / config.warmup
-    done = (step - config.warmup) / max(config.steps - config.warmup, 1)
-    return config.largest_lr * (config.min_lr + (1 - config.min_lr) * (1 + math.cos(math.pi * min(done, 1.0))) / 2)
 
 
 class DivergedError(PreshardError):
@@ -92,7 +37,7 @@ class Totals:
         packs: ids of the packs, in the order of the epoch.
         work: operations of each rank.
         compute_times: processor seconds of each rank's forward and backward passes; empty on CUDA.
-        rewards: sums over pairs, by :data:`preshard.trainer.extra.preferences.REWARDS`; zeros without preferences.
+        rewards: further sums of the loss, by their places in its ``figures``; empty where it has none.
     """
 
     loss_sum: float
@@ -111,12 +56,25 @@ class Totals:
 
 @dataclass(kw_only=True, slots=True)
 class LocalTotals:
-    """This rank's share of a step, added up pack by pack."""
+    """This rank's share of a step, added up pack by pack.
+
+    Attributes:
+        loss_sum: of this rank's tokens.
+        loss_weight: of the same.
+        tokens: of the same, without padding.
+        rewards: further sums of the loss.
+        bytes_read: asked from shards.
+        data_time: seconds that it waited for packs.
+        work: operations, where somebody counts them.
+        compute_time: processor seconds of forward and backward passes.
+        units: images and videos, in parts where ranks share them.
+        packs: their ids.
+    """
 
     loss_sum: Float64[Tensor, ""]
     loss_weight: Float64[Tensor, ""]
     tokens: Float64[Tensor, ""]
-    rewards: Float64[Tensor, "4"]
+    rewards: Float64[Tensor, "sums"]
     bytes_read: int = 0
     data_time: float = 0.0
     work: float = 0.0
@@ -125,16 +83,17 @@ class LocalTotals:
     packs: list[int]
 
     @classmethod
-    def zero(cls, device: torch.device) -> LocalTotals:
+    def zero(cls, device: torch.device, n_rewards: int = 0) -> LocalTotals:
+        """The share before the first pack, of a loss with so many further sums."""
         zero = torch.zeros((), dtype=torch.float64, device=device)
-        return cls(loss_sum=zero, loss_weight=zero, tokens=zero, rewards=zero.repeat(len(REWARDS)), packs=[])
+        return cls(loss_sum=zero, loss_weight=zero, tokens=zero, rewards=zero.repeat(n_rewards), packs=[])
 
     def add(
         self,
         batch: RankBatch,
         loss_sum: Tensor,
         loss_weight: Tensor | float | None = None,
-        rewards: Float64[Tensor, "4"] | None = None,
+        rewards: Float64[Tensor, "sums"] | None = None,
     ) -> None:
         """Counts one pack, by its tokens' weights if no other is given. Nothing here waits for the device."""
         self.loss_sum = self.loss_sum + loss_sum.detach()
@@ -149,7 +108,7 @@ class LocalTotals:
         self.packs.append(batch.pack_id)
 
 
-def take(batches: Iterator[RankBatch], local: LocalTotals) -> RankBatch:
+def next_batch(batches: Iterator[RankBatch], local: LocalTotals) -> RankBatch:
     """The next batch; the time spent waiting for it is added to ``local.data_time``."""
     began = time.perf_counter()
     batch = next(batches)
@@ -179,7 +138,8 @@ def join_totals(
     dist.all_gather(every, mine)
     ranks = torch.stack(every).tolist()
     loss_sum, loss_weight, tokens, squares, *others = zip(*ranks, strict=True)
-    rewards, others = others[: len(REWARDS)], others[len(REWARDS) :]
+    n_rewards = len(local.rewards)
+    rewards, others = others[:n_rewards], others[n_rewards:]
     bytes_read, data_time, stops, units, work, compute_times, *packs = others
     return Totals(
         loss_sum=sum(loss_sum),

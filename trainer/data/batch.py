@@ -66,8 +66,8 @@ class RankBatch:
         sequence_edges: the pack in natural order as documents and the padding between and after them: sequence i is the
             tokens ``sequence_edges[i]:sequence_edges[i + 1]``.
         longest_sequence: tokens of the longest of these.
-        room_edges: the same cut otherwise, as zigzag cuts it: documents with the padding that aligns the next one, and
-            the gaps between and after them, which hold padding alone.
+        padded_seq_edges: the same cut otherwise, as zigzag cuts it: documents with the padding that aligns the next
+            one, and the gaps between and after them, which hold padding alone.
         not_causal: why the mask is not plain causal attention inside these sequences; empty where it is.
         cp_rank: this rank.
         bytes_read: bytes asked from the shard for this batch.
@@ -107,7 +107,7 @@ class RankBatch:
     total_loss_weight: float
     sequence_edges: Int32[Tensor, "sequences_plus_1"]
     longest_sequence: int
-    room_edges: Int32[Tensor, "rooms_plus_1"]
+    padded_seq_edges: Int32[Tensor, "padded_seqs_plus_1"]
     not_causal: str
     cp_rank: int
     bytes_read: int
@@ -150,7 +150,7 @@ class RankBatch:
         return self.longest_sequence
 
     @property
-    def cu_seqlens_padded(self) -> Int32[Tensor, "rooms_plus_1"]:
+    def cu_seqlens_padded(self) -> Int32[Tensor, "padded_seqs_plus_1"]:
         """Edges of the documents with the padding that aligns the next one, as Megatron and Transformer Engine call it.
 
         Room i has the tokens ``edges[i]:edges[i] + document_lengths[i]`` of a document, and then padding; what is left
@@ -161,7 +161,7 @@ class RankBatch:
             ReaderError: as for ``cu_seqlens``.
         """
         self._check_rooms("cu_seqlens_padded")
-        return self.room_edges
+        return self.padded_seq_edges
 
     @property
     def document_lengths(self) -> Int32[Tensor, "rooms"]:
@@ -172,10 +172,10 @@ class RankBatch:
         """
         self._check_rooms("document_lengths")
         real = torch.nn.functional.pad((self.doc_ids != PADDING_DOC).cumsum(0), (1, 0))
-        return torch.diff(real[self.room_edges.long()]).int()
+        return torch.diff(real[self.padded_seq_edges.long()]).int()
 
     @property
-    def cu_seqlens_local(self) -> Int32[Tensor, "rooms_plus_1"]:
+    def cu_seqlens_local(self) -> Int32[Tensor, "padded_seqs_plus_1"]:
         """Edges of the same rooms in this rank's slice, of which zigzag gives each rank an equal part.
 
         For ring attention that takes a rank's own (``zigzag_ring_flash_attn_varlen`` of zhuzilin/ring-flash-attention).
@@ -190,7 +190,7 @@ class RankBatch:
                 f"slices of pack {self.pack_id}, of {self.layout.scheme} at ring_degree {self.layout.ring_degree} for "
                 f"{cp_size} ranks, do not share each document equally: read with layout zigzag, ring_degree {cp_size}"
             )
-        return self.room_edges // cp_size
+        return self.padded_seq_edges // cp_size
 
     @property
     def tensors(self) -> dict[str, Tensor]:

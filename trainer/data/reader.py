@@ -26,10 +26,10 @@ from preshard.trainer.data.pack_index import PackPlace
 from preshard.trainer.data.split import (
     crop_edges,
     held_units,
+    padded_seq_edges,
     plan_split,
     pool_positions,
     read_header,
-    room_edges,
     token_layout,
 )
 
@@ -188,7 +188,7 @@ class PackReader:
             total_loss_weight=float(header.sequence.loss_weights.sum(dtype=np.float64)),
             sequence_edges=torch.from_numpy(sequences.edges),
             longest_sequence=sequences.longest,
-            room_edges=torch.from_numpy(room_edges(header.head, self.config.seq_len, place.where)),
+            padded_seq_edges=torch.from_numpy(padded_seq_edges(header.head, self.config.seq_len, place.where)),
             not_causal=sequences.not_causal,
             cp_rank=part.cp_rank,
             bytes_read=self.files.bytes_read - before,

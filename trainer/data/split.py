@@ -166,7 +166,7 @@ def token_layout(header: SampleHeader, split: Split, config: PackConfig, where: 
     return layout
 
 
-def room_edges(head: SampleHead, seq_len: int, where: str) -> Int32[np.ndarray, "rooms_plus_1"]:
+def padded_seq_edges(head: SampleHead, seq_len: int, where: str) -> Int32[np.ndarray, "padded_seqs_plus_1"]:
     """Edges of a pack's documents with their alignment padding, and of the gaps between and after them.
 
     Raises:
@@ -182,7 +182,7 @@ def room_edges(head: SampleHead, seq_len: int, where: str) -> Int32[np.ndarray, 
 
 def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
     try:
-        runs = define_runs(split.scheme, room_edges(header.head, config.seq_len, where), split.ring_degree)
+        runs = define_runs(split.scheme, padded_seq_edges(header.head, config.seq_len, where), split.ring_degree)
     except LayoutError as error:
         raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents give no layout {split.layout}: {error}") from None
     return TokenLayout(

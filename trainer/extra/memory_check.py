@@ -1,4 +1,4 @@
-"""Values of ``auto``, and whether a run fits into the memory of its GPUs, before anything is loaded."""
+"""Estimate of whether a run fits into the memory of its GPUs, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from preshard.schemas.files.printed import several
 from preshard.schemas.layout import BLOCK_SCHEMES, table_bytes
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import encoder_of
-from preshard.schemas.model.memory import (
+from preshard.schemas.model.memory import STATE_NUMBERS, USABLE, MemoryParts, RankShare, TrainingMemory, Trains
+from preshard.schemas.model.savings import (
     RECOMPUTE,
-    STATE_NUMBERS,
-    USABLE,
-    MemoryParts,
-    RankShare,
-    TrainingMemory,
-    Trains,
+    TILED_LOGITS_MIB,
+    TILES,
+    Offload,
+    Saving,
+    halved,
+    list_savings,
+    state_on_host,
 )
-from preshard.trainer.attention.heads import repeated_kv_heads
+from preshard.trainer.attention.pieces import repeated_kv_heads
 from preshard.trainer.core.config import DTYPES, TrainConfig, option
 from preshard.trainer.core.mesh import SHARDING_AXES
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.pack_index import PackTable
-from preshard.trainer.extra.saving import inputs_wait, state_on_host
+from preshard.trainer.extra.saving import inputs_wait
 
 GIB = 2**30
 COLUMNS = ("n_units", "n_patches", "n_pooled_tokens")
@@ -37,10 +39,8 @@ MORE_PROCESSES = 64
 """The most times as many processes that are named as a remedy."""
 
 
-def device_memory(device_type: str) -> int | None:
-    """Bytes of this process's GPU; None on a CPU, whose memory is everybody's."""
-    if device_type != "cuda":
-        return None
+def device_memory() -> int:
+    """Bytes of this process's GPU."""
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
@@ -169,36 +169,30 @@ class Fitting:
         if config.dtype != "bfloat16":
             full = {"dtype": "bfloat16", **full}
         sharded = {**full, "cp_fsdp": "all", "dp_shard": config.dp_shard * config.dp_replicate(world_size)}
-        tiled = {"mlp_tiles": max(config.mlp_tiles, 8), "logits_mib": min(config.logits_mib, 256)}
-        offloaded = {**tiled, "offload": {"none": "host", "state": "all"}.get(config.offload, config.offload)}
-        all_away = {**tiled, "offload": "all"}
-        for changes in ({"recompute": "selective"}, full, sharded, {**sharded, **tiled}):
+        for changes in ({"recompute": "selective"}, full, sharded):
             yield changes, world_size
-        in_turns = {**tiled}
-        for stride in self._strides(config):
-            in_turns["head_stride"] = stride
-            yield {**sharded, **in_turns}, world_size
+        least: Offload = "host" if config.offload == "none" else "all" if config.offload == "state" else config.offload
+        ladder = list(list_savings("full", self._strides(config), (least, "all")))
+        at_home = [_changes(config, saving) for saving in ladder if saving.offload == "none"]
+        away = [_changes(config, saving) for saving in ladder if saving.offload != "none"]
+        for saving in at_home:
+            yield {**sharded, **saving}, world_size
         rings = [(times, *divmod(sharded["dp_shard"], times)) for times in self._more_ranks(config)]
         for times, at_a_time, rest in rings:
             if not rest:
                 yield {**sharded, "ring": config.ring * times, "dp_shard": at_a_time}, world_size
-        yield {**sharded, **offloaded}, world_size
-        yield {**sharded, **in_turns, **offloaded}, world_size
-        yield {**sharded, **all_away}, world_size
-        yield {**sharded, **in_turns, **all_away}, world_size
+        for saving in away:
+            yield {**sharded, **saving}, world_size
         for times, at_a_time, rest in rings:
-            more = {**sharded, "ring": config.ring * times, "dp_shard": at_a_time}
-            if rest:
-                more["dp_shard"] = sharded["dp_shard"]
-            for saving in (tiled, offloaded, {**in_turns, **offloaded}, all_away, {**in_turns, **all_away}):
+            more = {**sharded, "ring": config.ring * times, "dp_shard": sharded["dp_shard"] if rest else at_a_time}
+            for saving in (at_home[0], *away):
                 yield {**more, **saving}, world_size * times if rest else world_size
 
     def _strides(self, config: TrainConfig) -> list[int]:
         """Fewer key heads at a time than now, the most first, where a rank gathers several."""
         if config.attention != "gather" or config.ring == 1:
             return []
-        now = int(self.packs.share(config, self.sizes.kv_heads).key_heads)
-        return [now >> halved for halved in range(1, now.bit_length())]
+        return halved(int(self.packs.share(config, self.sizes.kv_heads).key_heads))
 
     def _more_ranks(self, config: TrainConfig) -> list[int]:
         """How many times as many ranks can share a pack."""
@@ -212,44 +206,42 @@ class Fitting:
         return found
 
 
-def resolve(
+def _changes(config: TrainConfig, saving: Saving) -> dict[str, Any]:
+    """What a saving changes of some settings, beside what is computed again."""
+    tiled = {"mlp_tiles": max(config.mlp_tiles, TILES), "logits_mib": min(config.logits_mib, TILED_LOGITS_MIB)}
+    strided = {"head_stride": saving.head_stride} if saving.head_stride else {}
+    away = {"offload": saving.offload} if saving.offload != "none" else {}
+    return {**tiled, **strided, **away}
+
+
+def check_memory(
     config: TrainConfig,
     model: Any,
     datasets: Sequence[PackedDataset],
     *,
     world_size: int,
-    device_type: str,
     trains: Trains | None = None,
 ) -> tuple[TrainConfig, FitEstimate | None]:
-    """The settings with what ``auto`` stands for, and the estimate where there is one.
+    """The settings with what ``--recompute auto`` stands for, and the estimate of a rank on this process's GPU.
 
-    A model without the usual dimensions, and a CPU, have none: nothing is checked there.
+    A model without the usual dimensions has none: nothing is checked there.
 
     Args:
-        config: the settings.
+        config: the settings, without other ``auto``.
         model: configuration of the model, as ``transformers`` reads it.
         datasets: that it will see.
         world_size: processes of the job.
-        device_type: where they compute.
         trains: what of the model trains, where not all of it does.
 
     Raises:
         ConfigError: the estimate does not fit into the device's memory; says what would.
     """
-    if config.dtype == "auto":
-        config = config.model_copy(update={"dtype": "bfloat16" if device_type == "cuda" else "float32"})
-    if config.compile is None:
-        config = config.model_copy(update={"compile": device_type == "cuda"})
-    device = device_memory(device_type)
-    manifest = datasets[0].files.manifest
+    device, manifest = device_memory(), datasets[0].files.manifest
     try:
         encoder = encoder_of(manifest.model.settings) if manifest.model is not None else None
-        sizes = None if device is None else model_dimensions(model.to_dict(), encoder, str(config.model))
+        sizes = model_dimensions(model.to_dict(), encoder, str(config.model))
     except ConfigError:
-        sizes = None
-    if sizes is None or device is None:
-        plain = "none" if device is None else "full"
-        return config.model_copy(update={"recompute": plain}) if config.recompute == "auto" else config, None
+        return config.model_copy(update={"recompute": "full"}) if config.recompute == "auto" else config, None
     fitting = Fitting(sizes=sizes, packs=Packs.of(datasets), device=device, trains=trains)
     taken, found = fitting.least_recompute(config)
     if not found.fits and config.memory_check == "on":

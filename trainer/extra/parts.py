@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch import nn
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.memory import Trains
+from preshard.trainer.core.config import TrainConfig
+from preshard.trainer.core.optimizer import OwnRate
 from preshard.trainer.models.interface import base_names, decoder_layers, unwrap
 from preshard.trainer.models.named import LANGUAGE, encoder_trains, named_parameters, names_of
 
@@ -107,13 +107,23 @@ class Parts:
                 raise ConfigError(f"--lr-part is {part}, all of which is frozen: leave it out, or freeze less")
         return applied
 
-    def rate_of(self, model: Any) -> Callable[[Tensor], int]:
-        """A function that says which of the rates is that of a parameter, -1 if it has that of the run."""
-        found: dict[int, int] = {}
-        for number, (part, _) in enumerate(self.rates):
-            own = names_of(model, part, "--lr-part")
-            found |= {id(each): number for name, each in named_parameters(model) if name in own}
-        return lambda parameter: found.get(id(parameter), -1)
+    @classmethod
+    def of(cls, config: TrainConfig) -> Parts:
+        """Those that the options name.
+
+        Raises:
+            ConfigError: a ``--lr-part`` is not PART=LR.
+        """
+        lora = None
+        if config.lora is not None:
+            alpha, targets = config.lora_alpha or 2 * config.lora, config.lora_targets or (LANGUAGE,)
+            lora = Lora(rank=config.lora, alpha=alpha, targets=targets)
+        return cls(freeze=config.freeze, lora=lora, rates=tuple(map(_parse_rate, config.lr_part)))
+
+    def own_rates(self, model: Any) -> list[OwnRate]:
+        """The parameters of a model that have a rate of their own, as ``make_optimizer`` takes them."""
+        parts = [(names_of(model, part, "--lr-part"), rate) for part, rate in self.rates]
+        return [([each for name, each in named_parameters(model) if name in own], rate) for own, rate in parts]
 
     def describe(self, model: Any) -> dict[str, Any]:
         """What a checkpoint holds of it: how it was chosen, a hash of what trains, and what adapters are made of."""
@@ -124,12 +134,23 @@ class Parts:
         options += [f"--lr-part {part}" for part, _ in self.rates]
         shapes = [f"{name} {tuple(each.shape)}" for name, each in named_parameters(model) if each.requires_grad]
         alpha = "" if self.lora is None else str(self.lora.alpha)
-        told = "\n".join([alpha, *(part for part, _ in self.rates), *sorted(shapes)])
+        trained = "\n".join([alpha, *(part for part, _ in self.rates), *sorted(shapes)])
         return {
             "options": " ".join(options),
-            "names": hashlib.sha256(told.encode()).hexdigest()[:16],
+            "names": hashlib.sha256(trained.encode()).hexdigest()[:16],
             "lora": None if self.lora is None else asdict(self.lora),
         }
+
+
+def _parse_rate(text: str) -> tuple[str, float]:
+    part, _, rate = text.rpartition("=")
+    try:
+        found = float(rate)
+    except ValueError:
+        found = 0.0
+    if not part or not 0 < found < float("inf"):
+        raise ConfigError(f"--lr-part is {text}; write PART=LR with a learning rate above 0, such as vision=1e-6")
+    return part, found
 
 
 def count_trains(model: Any) -> Trains:
@@ -147,10 +168,3 @@ def count_trains(model: Any) -> Trains:
         head=base.get_output_embeddings().weight.requires_grad,
         encoder=encoder_trains(base),
     )
-
-
-def end_backward_at_decoder(model: Any) -> None:
-    """Lets FSDP gather no block of an encoder that takes no backward pass: by default it gathers the block before."""
-    first = decoder_layers(unwrap(model))[0]
-    if not encoder_trains(unwrap(model)) and isinstance(first, FSDPModule):
-        first.set_modules_to_backward_prefetch([first])

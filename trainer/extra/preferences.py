@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.tokens import gather_tokens
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.core.processes import AnyRank, StoppedError
+from preshard.trainer.core.objective import Measured, exchanges_of
+from preshard.trainer.core.schedule import deal_packs
+from preshard.trainer.core.setup import Job, open_dataset
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.device import to_device
 from preshard.trainer.models import PackedModel
-from preshard.trainer.models.noise import evaluating
+from preshard.trainer.models.noise import evaluating, train_without_noise
 
 BETA = 0.1
 """The default of ``--beta``, as of TRL's."""
@@ -93,35 +95,6 @@ def preference_loss(
     return -(weights * logsigmoid(margins)).sum(), weights.sum(), (weights * of_pairs).sum(1)
 
 
-def deal_packs(
-    dataset: PackedDataset, mesh: Mesh, stop: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[RankBatch, bool]]:
-    """This rank's packs of a dataset that is opened with ``dp_size`` 1, and whether they count here.
-
-    Where the last round has fewer packs than data-parallel ranks, those without one take the last pack again and do not
-    count it, as all must run the same collectives.
-
-    Args:
-        dataset: the packs.
-        mesh: of all ranks, which take the packs together.
-        stop: whether this rank was asked to stop.
-
-    Raises:
-        StoppedError: a rank was; all ranks raise it in the same round, one later.
-    """
-    asked = AnyRank()
-    for first in range(0, dataset.n_packs, mesh.dp_size):
-        if asked(stop()):
-            raise StoppedError
-        number = first + mesh.dp_rank
-        yield dataset.read_step(0, min(number, dataset.n_packs - 1)), number < dataset.n_packs
-
-
-def mean_rewards(sums: Sequence[float], weight: float) -> dict[str, float]:
-    """Sums of :data:`REWARDS` over pairs of a total weight as means, by their names."""
-    return {name: total / weight for name, total in zip(REWARDS, sums, strict=True)}
-
-
 def find_reference(
     model: PackedModel,
     datasets: list[PackedDataset],
@@ -151,3 +124,40 @@ def find_reference(
     every: list[dict[tuple[int, int], Tensor]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, found if cp.cp_rank == 0 else {})
     return {key: value for each in every for key, value in each.items()}
+
+
+class Preferences:
+    """The loss of a run that learns to prefer answers, as an objective of the recipe.
+
+    Args:
+        reference: of the packs that it will see.
+        beta: see :func:`preference_loss`.
+        exchanges: as for ``PackedModel``.
+    """
+
+    figures = REWARDS
+
+    def __init__(self, reference: Reference, beta: float, **exchanges: Any) -> None:
+        self._reference, self._beta, self._exchanges = reference, beta, exchanges
+
+    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> Measured:
+        losses = model(batch, cp, per_token=True, **self._exchanges)
+        loss, *sums = preference_loss(losses, batch, cp, self._reference, self._beta)
+        # each rank of a pack has the loss of all of its pairs
+        return Measured(loss, *(each / cp.cp_size for each in (loss, *sums)))
+
+
+def objectives(job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[], bool]) -> tuple[Preferences, Preferences]:
+    """The objectives of a run's two datasets, against the model as the run began, also where that is resumed. The model
+    then has no noise, or what tells it from its reference would be noise, too.
+
+    Raises:
+        StoppedError: a rank was asked to stop; all ranks raise it.
+    """
+    config, exchanges = job.config, exchanges_of(job.config)
+    datasets = [open_dataset(config, path, mesh.cp.cp_rank) for path, _ in config.datasets]
+    both = (datasets, [] if job.evaluation is None else [job.evaluation])
+    references = [find_reference(model, each, mesh, stop, **exchanges) for each in both]
+    train_without_noise(model)
+    first, second = (Preferences(each, config.beta or BETA, **exchanges) for each in references)
+    return first, second

@@ -24,13 +24,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.memory import RECOMPUTE
+from preshard.schemas.model.savings import RECOMPUTE, Offload
 from preshard.trainer.attention.kept import KeptResults
+from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.models.interface import decoder_layers
-
-Offload = Literal["none", "host", "disk", "state", "all"]
-"""What ``--offload`` takes: ``host`` and ``disk`` say where inputs of blocks wait, ``state`` keeps parameters, their
-gradients and the optimiser's state in the host's memory, ``all`` does both there."""
 
 Waiting = Literal["none", "host", "disk"]
 WAITING: tuple[Waiting, ...] = get_args(Waiting)
@@ -39,11 +36,6 @@ WAITING: tuple[Waiting, ...] = get_args(Waiting)
 def inputs_wait(offload: Offload) -> Waiting:
     """Where the inputs of blocks that are computed again wait."""
     return "none" if offload == "state" else "host" if offload == "all" else offload
-
-
-def state_on_host(offload: Offload) -> bool:
-    """Whether parameters, gradients and the optimiser's state stay on the host."""
-    return offload in ("state", "all")
 
 
 MLP_NAMES = ("mlp", "feed_forward", "block_sparse_moe")
@@ -102,6 +94,18 @@ def save_memory(
         tile_mlps(model, mlp_tiles)
     if recompute != "none":
         _recompute_blocks(model, selective=recompute == "selective", offload=offload, noise=noise)
+
+
+def save_memory_of(model: nn.Module, config: TrainConfig, device_type: str) -> None:
+    """Sets a model up as a run's options say."""
+    save_memory(
+        model,
+        recompute=config.recompute,
+        offload=inputs_wait(config.offload),
+        mlp_tiles=config.mlp_tiles,
+        device_type=device_type,
+        noise=config.loss == "next_token",
+    )
 
 
 def check_saving(recompute: str, offload: Offload, device_type: str) -> None:

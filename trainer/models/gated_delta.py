@@ -41,33 +41,24 @@ Projected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, z, b and a of each token, with one dim for heads and widths in q, k and v."""
 
 
-def has_states(config: Any) -> bool:
-    """Whether a model has layers that carry a state."""
-    return "linear_attention" in (getattr(config.get_text_config(), "layer_types", None) or ())
-
-
 def check_states(config: Any, cp_size: int) -> None:
-    """Checks that the layers of a model that carry a state, if any, can be dealt to the ranks of a pack.
+    """Checks that the layers of a model that carry a state can be dealt to the ranks of a pack.
 
     Raises:
         ConfigError: their heads do not divide.
     """
-    if has_states(config):
-        check_value_heads(config.get_text_config().linear_num_value_heads, cp_size)
+    check_value_heads(config.get_text_config().linear_num_value_heads, cp_size)
 
 
 def bind_states(
     config: Any, layout: TokenLayout, mask: MaskArrays, cp: ContextParallel, device: torch.device
 ) -> dict[str, Sealed[StatePlan]]:
-    """What the layers of a model that carry a state need to know of a pack, as an argument of the model's call; empty
-    for a model without.
+    """What the layers of a model that carry a state need to know of a pack, as an argument of the model's call.
 
     Raises:
         ConfigError: their heads do not divide among the ranks.
     """
     check_states(config, cp.cp_size)
-    if not has_states(config):
-        return {}
     taps = config.get_text_config().linear_conv_kernel_dim
     return {"states": Sealed(plan_states(layout, mask, cp, taps=taps, device=device))}
 

@@ -18,9 +18,9 @@ from torch import nn
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.families.family import family_of
 from preshard.trainer.models.folder import check_weights, one_line, read_model_config
-from preshard.trainer.models.gated_delta import follow_states
 from preshard.trainer.models.interface import ENCODER, PACKED, register_attention
 from preshard.trainer.models.quantised import without_quantisation
+from preshard.trainer.models.stateful import load_states
 from preshard.trainer.models.weights import Fill, draw_adapters, draw_weights, read_weights
 
 Weights = Literal["folder", "random", "none"]
@@ -170,7 +170,8 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
     for part in model.modules() if dtype == torch.float64 else ():
         if getattr(part, "_can_set_experts_implementation", bool)():
             part.set_experts_implementation("eager")
-    follow_states(model)
+    if (states := load_states(config)) is not None:
+        states.follow_states(model)
     if family is not None and family.side_by_side:  # as transformers builds it, it would look for a package by the name
         for module in model.modules():
             if isinstance(getattr(module, "config", None), type(config.vision_config)):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.attention.gather import Exchange
 from preshard.trainer.attention.kernels import kernel_for
+from preshard.trainer.attention.kind import Exchange
 from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.attention.mask import Groups, count_layers
 from preshard.trainer.data.batch import RankBatch
@@ -25,9 +25,9 @@ from preshard.trainer.models.adapters import LENDS, check_adapters, check_order
 from preshard.trainer.models.compiled import Sealed
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import check_packed_for, model_sizes
-from preshard.trainer.models.gated_delta import bind_states
 from preshard.trainer.models.interface import PACKED, block_paths, unwrap, without_autocast
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum, token_losses
+from preshard.trainer.models.stateful import bind_states
 
 
 class PackedModel(nn.Module):

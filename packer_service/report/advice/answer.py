@@ -21,7 +21,7 @@ from preshard.packer_service.report.advice.figures import Advice, RankMemory, Sp
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.config import PackConfig
 from preshard.schemas.model.dimensions import ModelDimensions
-from preshard.schemas.model.memory import RECOMPUTE
+from preshard.schemas.model.savings import RECOMPUTE
 
 NOTABLE = 0.005
 """Share of a step below which a loss is not named."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from preshard.packer_service.report.advice.estimate.outside import OutsideAttention
-from preshard.packer_service.report.advice.estimate.split import Saving
 from preshard.packer_service.report.advice.figures import Assumption, SplitAdvice
 from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQuestion
 from preshard.schemas.model.devices import Device
 from preshard.schemas.model.dimensions import ModelDimensions
+from preshard.schemas.model.savings import Saving
 
 PREMISES = (
     "parameters, gradients and the optimiser's state are sharded over all devices, and each rank takes one pack a step",

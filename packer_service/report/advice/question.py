@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.model.devices import DEVICES, Device, DeviceName
-from preshard.schemas.model.memory import Recompute
+from preshard.schemas.model.savings import Recompute
 from preshard.schemas.sections import CostConfig, Width
 
 MAX_GPUS = 2**17

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from preshard.schemas.layout import TokenLayout, rank_positions
 from preshard.schemas.sequence import MaskArrays
-from preshard.trainer.attention import MaskTensors, bind, reference_attention
+from preshard.trainer.attention import MaskTensors, bind
 from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.core.mesh import Mesh
 
 sys.path.insert(0, str(Path(__file__).parent))  # for dense_kernel.py

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 
-from preshard.trainer.attention import MaskTensors, reference_attention
+from preshard.trainer.attention import MaskTensors
+from preshard.trainer.attention.reference import reference_attention
 
 
 def by_loops(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: Any) -> np.ndarray:

@@ -23,13 +23,14 @@ from torch.utils.checkpoint import checkpoint
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import SCHEMES
 from preshard.schemas.sequence import dense_mask
-from preshard.trainer.attention import KINDS, bind, check_heads, reference_attention
+from preshard.trainer.attention import KINDS, bind, check_heads
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import _arrival
 from preshard.trainer.attention.kept import BlockResults
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors
+from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.extra.saving import all_but_attention
 
 ROWS = [
@@ -252,7 +253,7 @@ def test_only_a_gather_takes_turns(make_mask: Any, make_layout: Any, make_case: 
     mask = make_mask(ROWS)
     case = make_case(mask=mask, layout=make_layout(mask, "contiguous", 1))
     degrees = {"ulysses_degree": 1, "ring_degree": 1}
-    for kind in set(KINDS) - {"gather"}:
+    for kind in {*KINDS, "hybrid", "reference"} - {"gather"}:
         said = f"--head-stride needs attention gather, not '{kind}': use attention gather, or omit the option"
         with pytest.raises(ConfigError, match=said):
             bind(kind, case.layout, case.tensors, ContextParallel(), head_stride=1)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.core.metrics import MetricsFile, StepFigures, TensorBoardFiles, WandbRun
+from preshard.trainer.core.metrics import MetricsFile, StepFigures
+from preshard.trainer.extra.trackers import TensorBoardFiles, WandbRun
 
 STEP = StepFigures(
     step=1,
@@ -25,7 +26,6 @@ STEP = StepFigures(
     packs=[3, 1],
     tokens_per_second=3600.0,
     tflops=0.001,
-    mfu=None,
     predicted_work=[0.1, 0.2],
     compute_times=[0.1, 0.2],
     predicted_imbalance=1.33,
@@ -64,7 +64,7 @@ def test_a_resumed_run_goes_on_with_the_curves(tmp_path: Path) -> None:
     resumed.close()
     read = accumulator.EventAccumulator(str(tmp_path / "curves")).Reload()
     lists = {"step", "packs", "predicted_work", "compute_times"}
-    assert set(read.Tags()["scalars"]) == {*STEP.named()} - lists - {"mfu"}
+    assert set(read.Tags()["scalars"]) == {*STEP.named()} - lists
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(1, 11), (2, 12), (3, 23), (4, 24)]
     assert [(event.step, event.value) for event in read.Scalars("eval_loss")] == [(2, 1.5)]
 

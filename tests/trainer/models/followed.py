@@ -39,7 +39,7 @@ from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.mask import count_layers
 from preshard.trainer.models import load_model
 from preshard.trainer.models.folder import model_sizes
-from preshard.trainer.models.gated_delta import bind_states
+from preshard.trainer.models.stateful import bind_states
 
 DOCUMENTS: tuple[tuple[int, ...], ...] = ((12,), (13, 8, 7), (8,))
 """Tokens of the documents of the pack; of the second, what two annotations share, and then each."""

@@ -31,10 +31,10 @@ from transformers_alone import load_transformers
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.families import FAMILIES
-from preshard.trainer.core.config import make_config
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.core.metrics import StepWork
-from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals, make_optimizer
+from preshard.trainer.core.optimizer import make_optimizer
+from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals
+from preshard.trainer.core.work import StepWork
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.extra.parts import count_trains
 from preshard.trainer.models import load_model
@@ -68,8 +68,7 @@ def step_on_a_rank(mesh: Mesh, folders: Sequence[str]) -> list[tuple[float, floa
         base = unwrap(packed.inner)
         assert StepWork.of(base).per_token > 0
         assert count_trains(base).trained > 0
-        config = make_config({"data": "none", "model": folder, "steps": 1, "lr": 1e-3})
-        optimizer, local = make_optimizer(packed, config), LocalTotals.zero(torch.device("cpu"))
+        optimizer, local = make_optimizer(packed, lr=1e-3), LocalTotals.zero(torch.device("cpu"))
         batch = pack_for(base, ring_degree=mesh.cp.ring_degree, cp_rank=mesh.cp.cp_rank)
         loss = packed(batch, mesh.cp)
         loss.backward()

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
+from preshard.trainer import train
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.core import loop
+from preshard.trainer.core.command import cli
 from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.setup import prepare
 from preshard.trainer.core.sharding import shard_model
@@ -24,7 +25,6 @@ from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.extra.saving import save_memory
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.compiled import compile_blocks
-from preshard.trainer.train import cli
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 
@@ -152,14 +152,14 @@ def test_the_option_compiles_the_model_that_trains(
     many_packs: Path, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when ``--compile`` does not reach the blocks, or ``--no-compile`` is taken for a default."""
-    monkeypatch.setattr(loop, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
+    monkeypatch.setattr(train, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
     mesh = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=1, cp_fsdp="all")
     given = ["--data", many_packs / "dataset", "--model", many_packs / "model", "--steps", 1]
     found = {}
     for flag in ("--no-compile", "--compile"):
         config = cli.main([*map(str, given), flag], standalone_mode=False)
         job = prepare(config, rank=0, world_size=1)
-        step(loop.build_model(job, mesh, torch.device("cpu")), next(iter(job.dataset)))
+        step(train.build_model(job, mesh, torch.device("cpu")), next(iter(job.dataset)))
         found[flag] = graphs()
     assert found["--no-compile"] == 0
     assert found["--compile"] > 2

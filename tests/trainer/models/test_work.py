@@ -1,4 +1,4 @@
-"""The operations behind ``tflops`` and ``mfu`` are those that torch counts of the unmodified model."""
+"""The operations behind ``tflops`` are those that torch counts of the unmodified model."""
 
 from __future__ import annotations
 

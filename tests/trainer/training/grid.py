@@ -32,10 +32,10 @@ from packed_ranks import mesh_of
 from planted import PLANTS
 
 from preshard.trainer.core.config import make_config
-from preshard.trainer.core.loop import run
 from preshard.trainer.core.mesh import SHARDING_AXES, CpFsdp, Mesh
 from preshard.trainer.core.metrics import StepFigures
 from preshard.trainer.core.setup import prepare
+from preshard.trainer.train import run
 
 KINDS = ("ulysses", "ring", "gather", "hybrid")
 LAYOUTS = ("contiguous", "zigzag", "balanced_ring", "balanced_gather")

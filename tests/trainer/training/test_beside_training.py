@@ -14,8 +14,8 @@ from packed_ranks import train_job
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.config import make_config
-from preshard.trainer.core.metrics import StepWork
 from preshard.trainer.core.setup import prepare
+from preshard.trainer.core.work import StepWork
 from preshard.trainer.data import PackedDataset
 from preshard.trainer.models import load_model
 
@@ -34,7 +34,7 @@ def both(gloo_pool: Any, options: dict[str, Any], tmp_path_factory: pytest.TempP
     alone = gloo_pool.run(train_job, {**evaluated, "accumulate": 2})[0]
     beside = {"checkpoint": str(folder / "kept"), "save_every": 2, "async_save": True, "keep": 3}
     saving = {"recompute": "selective", "offload": "disk", "mlp_tiles": 2, "logits_mib": 1}
-    more = {**beside, **saving, "profile": str(folder / "traces"), "peak_tflops": 1.0, "dp_shard": 2}
+    more = {**beside, **saving, "profile": str(folder / "traces"), "dp_shard": 2}
     return alone, gloo_pool.run(train_job, {**evaluated, **more}, dp_shard=2)[0], folder
 
 
@@ -71,7 +71,7 @@ def test_figures_of_speed_follow_from_work_and_time(both: tuple[Any, Any, Path])
         assert sum(other.predicted_work) == pytest.approx(sum(one.predicted_work), rel=1e-9)
         assert len(other.compute_times) == 2
         assert other.measured_imbalance >= 1
-        assert other.mfu == pytest.approx(sum(other.predicted_work) / 2 / other.step_time, rel=1e-9)
+        assert other.tflops == pytest.approx(sum(other.predicted_work) / 2 / other.step_time, rel=1e-9)
         assert other.tokens_per_second == pytest.approx(other.tokens / other.step_time)
     assert {path.name for path in (folder / "traces").iterdir()} == {"rank-0.json", "rank-1.json"}
     events = json.loads((folder / "traces" / "rank-0.json").read_text())["traceEvents"]

@@ -16,7 +16,7 @@ from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.core.setup import prepare
-from preshard.trainer.extra import memory_check as fit
+from preshard.trainer.extra import memory_check
 from preshard.trainer.models.interface import register_attention
 
 H100 = 85_045_936_128
@@ -38,11 +38,11 @@ def settings(**given: Any) -> TrainConfig:
     return TrainConfig.model_validate({**plain, **given})
 
 
-def fitting(seq_len: int = 36_864, device: int = H100, images: int = 0) -> fit.Fitting:
+def fitting(seq_len: int = 36_864, device: int = H100, images: int = 0) -> memory_check.Fitting:
     """Packs of so many images of 1,024 patches each."""
     of_packs = np.array([[images], [1024 * images], [256 * images]])
-    packs = fit.Packs(seq_len=seq_len, images=of_packs, rings=frozenset({1, 2, 4, 8, 16, 32}))
-    return fit.Fitting(sizes=SIZES, packs=packs, device=device)
+    packs = memory_check.Packs(seq_len=seq_len, images=of_packs, rings=frozenset({1, 2, 4, 8, 16, 32}))
+    return memory_check.Fitting(sizes=SIZES, packs=packs, device=device)
 
 
 def gib(config: TrainConfig, **packs: int) -> float:
@@ -224,12 +224,12 @@ def test_a_gpu_gets_what_it_needs_and_a_cpu_what_it_had(options: Any, monkeypatc
     found = prepare(TrainConfig.model_validate(options), rank=0, world_size=1)
     assert (found.config.dtype, found.config.recompute, found.memory) == ("float32", "none", None)
     assert found.config.compile is False
-    monkeypatch.setattr(fit, "device_memory", lambda device_type: H100 if device_type == "cuda" else None)
+    monkeypatch.setattr(memory_check, "device_memory", lambda: H100)
     found = prepare(TrainConfig.model_validate(options), rank=0, world_size=1, device_type="cuda")
     assert (found.config.dtype, found.config.recompute, found.config.compile) == ("bfloat16", "none", True)
     assert found.memory is not None
     assert found.memory.in_short() == f"estimated {found.memory.parts.total / 2**30:.1f} of 79.2 GiB a rank"
-    assert found.seen_alike()["what --recompute auto takes"] == "none"
+    assert found.rank_invariants()["what --recompute auto takes"] == "none"
     assert found.config.largest_lr == 1e-3
     assert settings().largest_lr == 1e-5
     assert settings(lr=0.5).largest_lr == 0.5
@@ -240,7 +240,7 @@ SMALL = 2**22
 
 def test_a_run_that_does_not_fit_ends_before_it_loads_anything(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a run starts that will be out of memory in its first step, or when the user cannot have it anyway."""
-    monkeypatch.setattr(fit, "device_memory", lambda _: SMALL)
+    monkeypatch.setattr(memory_check, "device_memory", lambda: SMALL)
     config = TrainConfig.model_validate(options)
     with pytest.raises(ConfigError) as refused:
         prepare(config, rank=0, world_size=1, device_type="cuda")
@@ -252,14 +252,14 @@ def test_a_run_that_does_not_fit_ends_before_it_loads_anything(options: Any, mon
     assert anyway.config.recompute == "full"
     assert anyway.memory is not None
     assert not anyway.memory.fits
-    monkeypatch.setattr(fit, "device_memory", lambda _: 2**30)
+    monkeypatch.setattr(memory_check, "device_memory", lambda: 2**30)
     assert prepare(config, rank=0, world_size=1, device_type="cuda").config.recompute == "none"
 
 
 def test_patches_are_those_of_the_largest_pack(lessons: Path, options: Any) -> None:
     """Fails when packs are judged by their mean, or the encoder's patches of a rank are not counted."""
     job = prepare(TrainConfig.model_validate(options), rank=0, world_size=1)
-    packs = fit.Packs.of([job.dataset])
+    packs = memory_check.Packs.of([job.dataset])
     patches = [sum(unit.patches for unit in batch.units) for batch in job.dataset]
     assert max(patches) > 0
     assert packs.share(job.config, 2).patches == max(patches)

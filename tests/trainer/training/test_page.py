@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from pages import DOCS, programs_of
 
+from preshard.trainer.core.command import cli
 from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.models import load_model
-from preshard.trainer.train import cli
 
 
 def test_the_loop_of_the_page_trains(texts: Path, tmp_path: Path) -> None:

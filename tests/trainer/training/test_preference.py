@@ -17,12 +17,12 @@ from PIL import Image
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core.config import make_config
-from preshard.trainer.core.loop import run
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.setup import prepare
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.extra.preferences import REWARDS, find_reference, preference_loss
 from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.train import run
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 

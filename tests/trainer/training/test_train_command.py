@@ -28,11 +28,11 @@ from click.testing import CliRunner
 from lessons import given
 
 from preshard.schemas.errors import PreshardError
+from preshard.trainer.core.command import StopRequest, cli
 from preshard.trainer.core.config import TrainConfig, make_config, option
-from preshard.trainer.core.loop import run
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.setup import Job, prepare
-from preshard.trainer.train import StopRequest, cli, main
+from preshard.trainer.train import main, run
 
 
 def steps_of(path: Path) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
     for ours, theirs in zip(both[:2], one, strict=True):
         assert " ".join(ours) == (
             "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs tokens_per_second "
-            "tflops mfu predicted_work compute_times predicted_imbalance measured_imbalance eval_loss"
+            "tflops predicted_work compute_times predicted_imbalance measured_imbalance eval_loss"
         )
         assert len(ours["predicted_work"]) == len(ours["compute_times"]) == 2
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
@@ -184,14 +184,14 @@ def test_a_signal_that_is_passed_on_as_well_is_one_signal(
     more and later, does not end it.
     """
     now = [100.0]
-    monkeypatch.setattr("preshard.trainer.train.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("preshard.trainer.core.command.time.monotonic", lambda: now[0])
     stop = StopRequest()
     assert not stop()
     for now[0] in (100.0, 100.3, 104.0):
         signal.raise_signal(number)
         assert stop()
     ended = []
-    monkeypatch.setattr("preshard.trainer.train.signal.raise_signal", ended.append)
+    monkeypatch.setattr("preshard.trainer.core.command.signal.raise_signal", ended.append)
     now[0] = 106.0
     os.kill(os.getpid(), number)
     assert ended == [number] * (number == signal.SIGINT)

@@ -7,6 +7,7 @@ scores are scaled by ``D ** -0.5``.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -76,6 +77,10 @@ class Kernel(Protocol):
         ...
 
 
+KERNELS = {"cpu": ("flash_cpu", "FlashCPU"), "cuda": ("flex", "Flex")}
+"""The module of this folder with the kernel for a type of device, and the kernel's class."""
+
+
 def kernel_for(device_type: str, softcap: float | None = None) -> Kernel:
     """The kernel for a type of device.
 
@@ -86,15 +91,11 @@ def kernel_for(device_type: str, softcap: float | None = None) -> Kernel:
     Raises:
         ConfigError: there is none for this type.
     """
-    if device_type == "cpu":
-        from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
-
-        return FlashCPU(softcap=softcap)
-    if device_type == "cuda":
-        from preshard.trainer.attention.kernels.flex import Flex
-
-        return Flex(softcap=softcap)
-    raise ConfigError(f"device is {device_type!r}; attention runs on cpu and cuda: take one of these")
+    if device_type not in KERNELS:
+        raise ConfigError(f"device is {device_type!r}; attention runs on {' and '.join(KERNELS)}: take one of these")
+    module, name = KERNELS[device_type]
+    kernel: Kernel = getattr(import_module(f"{__package__}.{module}"), name)(softcap=softcap)
+    return kernel
 
 
 SMALLEST_CUDA_HEAD = 16

@@ -43,9 +43,9 @@ def cuda_in_autograd() -> Iterator[None]:
 
 def _compiled() -> Path:
     """The library, in the user's cache; it appears under its name when it is complete."""
-    told = hashlib.sha256(f"{torch.__version__}\n{SOURCE.read_text()}".encode()).hexdigest()[:16]
+    fingerprint = hashlib.sha256(f"{torch.__version__}\n{SOURCE.read_text()}".encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "preshard"
-    library = folder / f"guard-{told}.so"
+    library = folder / f"guard-{fingerprint}.so"
     if library.exists():
         return library
     found = compiler()

@@ -6,10 +6,16 @@ from collections import Counter
 
 from preshard.schemas.files.printed import several
 from preshard.schemas.model.memory import USABLE
-from preshard.trainer.extra.dry_run.run import DryRun
+from preshard.trainer.core.config import TrainConfig
+from preshard.trainer.extra.dry_run.run import DryRun, dry_run
 from preshard.trainer.extra.memory_check import GIB
 
 CLASSES = {"products": "products with weights", "attention": "attention", "other": "everything else"}
+
+
+def report(config: TrainConfig) -> list[str]:
+    """Counts a step of one rank and says what it found."""
+    return describe(dry_run(config))
 
 
 def describe(run: DryRun) -> list[str]:

@@ -19,12 +19,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.devices import DEVICES
-from preshard.trainer.core import loop
+from preshard.trainer import train
 from preshard.trainer.core.config import TrainConfig
-from preshard.trainer.core.loop import add_gradients, build_model, read_batches
-from preshard.trainer.core.metrics import StepWork
+from preshard.trainer.core.objective import NextToken, exchanges_of
+from preshard.trainer.core.optimizer import make_optimizer
 from preshard.trainer.core.setup import Job, make_mesh, prepare
-from preshard.trainer.core.step import apply_gradients, join_totals, make_optimizer
+from preshard.trainer.core.step import apply_gradients, join_totals
+from preshard.trainer.core.work import StepWork
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.order import epoch_order
 from preshard.trainer.data.pack_index import PackTable
@@ -33,6 +34,7 @@ from preshard.trainer.extra.dry_run.fused import fuse_blocks
 from preshard.trainer.extra.dry_run.ledger import PARTS, Ledger
 from preshard.trainer.extra.memory_check import FitEstimate
 from preshard.trainer.models.interface import unwrap
+from preshard.trainer.train import add_gradients, build_model, read_batches
 
 STEPS = 2
 """The first step makes the optimiser's state; the second is what all others are like."""
@@ -118,7 +120,7 @@ def dry_run(config: TrainConfig) -> DryRun:
         rank = job.dataset.dp_rank * config.cp_size + job.dataset.cp_rank
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         try:
-            with ledger, _counting_sizes(ledger), patched(loop, "compile_blocks", partial(fuse_blocks, ledger=ledger)):
+            with ledger, _counting_sizes(ledger), patched(train, "compile_blocks", partial(fuse_blocks, ledger=ledger)):
                 return _steps(job, ledger, world, device, memory)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ConfigError(
@@ -134,7 +136,9 @@ def _steps(job: Job, ledger: Ledger, world: int, device: torch.device, memory: i
     mesh = make_mesh(config, world, device.type)
     with ledger.during("parameters"):
         model = build_model(job, mesh, device, weights="none")
-    optimizer = make_optimizer(model, config)
+    own_rates = [] if job.parts is None else job.parts.own_rates(model)
+    optimizer = make_optimizer(model, lr=config.largest_lr, own_rates=own_rates)
+    objective = NextToken(**exchanges_of(config))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     work = StepWork.of(unwrap(model.inner))
     batches = list(islice(read_batches(job, mesh, device, work), config.accumulate))
@@ -144,7 +148,7 @@ def _steps(job: Job, ledger: Ledger, world: int, device: torch.device, memory: i
         ledger.restart()
         state = ledger.live
         with ledger.during("forward"):
-            local, _ = add_gradients(job, mesh, model, work, iter(batches), device)
+            local, _ = add_gradients(model, objective, iter(batches), mesh, work, packs=config.accumulate)
         with ledger.during("totals"):
             totals = join_totals(local, parameters, replica=mesh.replica, cp_size=mesh.cp.cp_size, stop=False)
         with ledger.during("optimizer"):

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from preshard.packer_service.report.advice.estimate.loads import PackLoads
-from preshard.packer_service.report.advice.estimate.split import TILED_LOGITS_MIB, TILES, Saving, SplitChoice
+from preshard.packer_service.report.advice.estimate.split import SplitChoice
 from preshard.packer_service.report.advice.figures import RankMemory
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.layout import table_bytes
 from preshard.schemas.model.dimensions import ModelDimensions
 from preshard.schemas.model.memory import RankShare, TrainingMemory
+from preshard.schemas.model.savings import TILED_LOGITS_MIB, TILES, Saving
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

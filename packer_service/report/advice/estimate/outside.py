@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from preshard.packer_service.report.advice.estimate.split import TILED_LOGITS_MIB, Saving
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.model.dimensions import ModelDimensions
+from preshard.schemas.model.savings import TILED_LOGITS_MIB, Saving
 
 
 class Moved(NamedTuple):

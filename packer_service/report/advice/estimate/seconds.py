@@ -16,9 +16,10 @@ from jaxtyping import Float64
 
 from preshard.packer_service.report.advice.estimate.loads import PackLoads
 from preshard.packer_service.report.advice.estimate.outside import HEADS, KEYS, RING, OutsideAttention
-from preshard.packer_service.report.advice.estimate.split import Saving, SplitChoice
+from preshard.packer_service.report.advice.estimate.split import SplitChoice
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.schemas.model.dimensions import ModelDimensions
+from preshard.schemas.model.savings import Saving
 
 PerPack = Float64[np.ndarray, "packs"]
 

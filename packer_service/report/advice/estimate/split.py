@@ -5,43 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
-from typing import Literal
 
 from preshard.packer_service.report.advice.figures import Kind
 from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import SCHEMES
-from preshard.schemas.model.memory import Recompute
+from preshard.schemas.model.savings import TILED_LOGITS_MIB, TILES, Offload, Recompute, Saving, halved, list_savings
 
 WHOLE = "contiguous"
 """The layout at ring degree 1, where all are the same."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Saving:
-    """How a rank saves memory, by the trainer's options.
-
-    Attributes:
-        recompute: what the backward pass computes again.
-        head_stride: key heads that are gathered at a time; 0 is all.
-        offload: what is in the host's memory: ``none``, ``host`` (inputs of blocks), ``state`` or ``all``.
-        tiled: whether MLPs take tokens in :data:`TILES`, and logits :data:`TILED_LOGITS_MIB` at a time.
-    """
-
-    recompute: Recompute
-    head_stride: int = 0
-    offload: Literal["none", "host", "state", "all"] = "none"
-    tiled: bool = False
-
-    @property
-    def inputs_wait(self) -> bool:
-        return self.offload in ("host", "all")
-
-    @property
-    def on_host(self) -> bool:
-        return self.offload in ("state", "all")
-
-
-TILES, TILED_LOGITS_MIB = 8, 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,15 +55,10 @@ class SplitChoice:
         """
         for way in ways:
             yield Saving(recompute=way)
-        last, own = ways[-1], self.heads_on_the_way(kv_heads) // self.ulysses
-        halved = [own >> times for times in range(1, own.bit_length())] if self.kind == "gather" else []
-        for stride in (0, *halved):
-            yield Saving(recompute=last, tiled=True, head_stride=stride)
-        inputs: Literal["none", "host"] = "none" if last == "none" else "host"
-        away: tuple[Literal["host", "state", "all"], ...] = ("state",) if inputs == "none" else ("host", "all")
-        for where in away if offload else ():
-            for stride in (0, *halved):
-                yield Saving(recompute=last, tiled=True, head_stride=stride, offload=where)
+        last = ways[-1]
+        strides = halved(self.heads_on_the_way(kv_heads) // self.ulysses) if self.kind == "gather" else []
+        away: tuple[Offload, ...] = ("state",) if last == "none" else ("host", "all")
+        yield from list_savings(last, strides, away if offload else ())
 
     def heads_on_the_way(self, kv_heads: int) -> int:
         """Key heads that the ranks of Ulysses send between them: copied until they divide."""

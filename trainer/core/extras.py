@@ -1,0 +1,23 @@
+"""Extras that a run may ask for, by name. None is imported before it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+EXTRAS = {
+    "adapters": "what leaves the device: the export of a model with adapters, or of these alone",
+    "dry_run.report": "counting a step of one rank on a device that need not exist",
+    "memory_check": "whether a run fits its GPUs, and what `--recompute auto` takes",
+    "parts": "what trains: frozen parts, adapters, learning rates by part",
+    "preferences": "what the loss is: preferred answers instead of the next token",
+    "saving": "what is kept for the backward pass, and where",
+    "trackers": "what is said of a step: TensorBoard, Weights & Biases",
+}
+"""Modules of ``trainer/extra``, and the point of the recipe at which each plugs in."""
+
+
+def load_extra(name: str) -> Any:
+    """The module of an extra."""
+    assert name in EXTRAS
+    return import_module(f"preshard.trainer.extra.{name}")

@@ -1,0 +1,77 @@
+"""What a run learns: the loss that a rank takes the gradient of, and its share of the sums of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.core.config import TrainConfig
+from preshard.trainer.core.extras import load_extra
+from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.setup import Job
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.models import PackedModel
+
+
+class Measured(NamedTuple):
+    """A pack on one rank.
+
+    Attributes:
+        loss: what this rank takes the gradient of.
+        loss_sum: its share of the sum of the losses.
+        loss_weight: its share of their weights; None for those of its tokens.
+        rewards: its share of further sums, one for each name of the objective's ``figures``.
+    """
+
+    loss: Tensor
+    loss_sum: Tensor
+    loss_weight: Tensor | float | None = None
+    rewards: Float64[Tensor, "sums"] | None = None
+
+
+class Objective(Protocol):
+    """A loss of a model on packs. All ranks of a pack call it together."""
+
+    figures: tuple[str, ...]
+    """Names of its further sums, whose means over the loss weights are figures of the step."""
+
+    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> Measured: ...
+
+
+class NextToken:
+    """The sum of loss weight x cross entropy over this rank's tokens.
+
+    Args:
+        exchanges: how ranks exchange, as arguments of the model's call.
+    """
+
+    figures: tuple[str, ...] = ()
+
+    def __init__(self, **exchanges: Any) -> None:
+        self._exchanges = exchanges
+
+    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> Measured:
+        loss = model(batch, cp, **self._exchanges)
+        return Measured(loss=loss, loss_sum=loss)
+
+
+def find_objectives(job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[], bool]) -> tuple[Objective, Objective]:
+    """The objectives of a run's training and of its evaluation. All ranks call this, before a checkpoint is loaded.
+
+    Raises:
+        StoppedError: a rank was asked to stop; all ranks raise it.
+    """
+    if job.config.loss == "next_token":
+        plain = NextToken(**exchanges_of(job.config))
+        return plain, plain
+    found: tuple[Objective, Objective] = load_extra("preferences").objectives(job, mesh, model, stop)
+    return found
+
+
+def exchanges_of(config: TrainConfig) -> dict[str, Any]:
+    """How ranks exchange, as arguments of the model's call."""
+    return {"attention": config.attention, "overlap": config.overlap, "head_stride": config.head_stride}
