@@ -190,7 +190,7 @@ def test_every_setting_that_saves_memory_is_counted(name: str) -> None:
         ({"recompute": "full", "ring": 4, "dp_shard": 2}, 524_288, 8, "take --dp-shard 1 --ring 8"),
         ({"recompute": "full"}, 1_048_576, 8, "take --mlp-tiles 8 --logits-mib 256 --offload host"),
         ({"recompute": "full"}, 851_968, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 4"),
-        ({"recompute": "full"}, 1_769_472, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 1 --offload host"),
+        ({"recompute": "full"}, 1_769_472, 8, "take --mlp-tiles 8 --logits-mib 256 --head-stride 4 --offload host"),
         ({"recompute": "full", "attention": "ring"}, 2_097_152, 8, "take --mlp-tiles 8 --logits-mib 256 --offload all"),
         ({"recompute": "full", "attention": "ring"}, 4_194_304, 8, "start 16 processes with --ring 16 --mlp-tiles 8"),
     ],
