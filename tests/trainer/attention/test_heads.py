@@ -27,7 +27,7 @@ def test_what_divides_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("kind", "heads", "kv_heads", "ulysses", "ring", "said"),
     [
-        ("none", 8, 2, 1, 1, "attention is 'none'; take one of reference, ulysses, ring, gather, hybrid"),
+        ("none", 8, 2, 1, 1, "attention is 'none'; take one of ulysses, ring, gather"),
         ("reference", 8, 2, 2, 1, "on 2 context-parallel ranks; it runs on 1"),
         ("ring", 8, 3, 1, 1, r"num_kv_heads is 3; it must divide num_heads 8: take one of \[1, 2, 4, 8\]"),
         ("ring", 8, 0, 1, 1, "num_kv_heads is 0"),

@@ -365,7 +365,7 @@ MISFITS = {
     ),
     "weights": (["--data", "C:/other"], 1, "has no weight; write --data"),
     "processes": (["--ring", "2", "--dp-shard", "2"], 6, "6 processes cannot be divided by --dp-shard 2 x --ring 2"),
-    "packs": (["--accumulate", "100"], 1, "packs: lower --accumulate, or start fewer processes"),
+    "packs": (["--accumulate", "100"], 1, ": lower --accumulate, or start fewer processes"),
     "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 5 packs"),
     "model": (["--model", "huge"], 1, "--model is huge, which has no config.json; give the path of a model folder"),
     "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
