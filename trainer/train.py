@@ -6,6 +6,7 @@ What makes a step right is in ``core``, and public as ``preshard.training``. Ext
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
