@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from preshard.packer_service.ingest.document import MediumKind
 from preshard.packer_service.ingest.families.family import CropShape, Family, Mark, Piece, Placement, Rows, UnitShape
 from preshard.packer_service.ingest.families.settings import ModelFolder
-from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.manifest import LayerMasks, UnitKind
+from preshard.schemas.manifest import UnitKind
 from preshard.schemas.model.families import FAMILIES, LANGUAGES
-from preshard.schemas.model.followed import check_followed, hidden_window_of, layer_masks, window_of
+from preshard.schemas.model.followed import check_followed, hidden_window_of, window_of
 from preshard.schemas.sections import ImageBackend, VisionConfig
 
 if TYPE_CHECKING:
@@ -173,12 +172,6 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
         window=window_of(folder.config),
         hidden_window=hidden_window_of(folder.config),
     )
-
-
-def masks_for(config: PackConfig) -> LayerMasks | None:
-    """The layers of a job's model, where some have a window that is shorter than packs; None without a model."""
-    found = None if config.model is None else load_family(config.model, config.images.backend)
-    return None if found is None else layer_masks(found.config, config.seq_len, "model")
 
 
 def _is_text_only(folder: ModelFolder) -> bool:

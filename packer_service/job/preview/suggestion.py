@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from preshard.packer_service.ingest.families.folder import load_family, masks_for
+from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.oversize import fit
 from preshard.packer_service.layout.mask import full_and_window
 from preshard.packer_service.packs.measures import MeasureRows, UnitTotals, pack_figures
@@ -29,6 +29,7 @@ from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.dimensions import ModelDimensions
 from preshard.schemas.model.encoder import encoder_of
+from preshard.schemas.model.followed import layer_masks
 
 LOST = 0.01
 """Share of the tokens that a choice may cut off to be taken."""
@@ -256,7 +257,8 @@ def _solved(
 ) -> tuple[PackLoads, float]:
     """The loads of some packs, and the mean bytes of their arrays in a shard."""
     if model is not None and config.model is not None:
-        model = model.model_copy(update={"masks": masks_for(config)})
+        found = load_family(config.model, config.images.backend)
+        model = model.model_copy(update={"masks": layer_masks(found.config, config.seq_len, "model")})
     layers = None if model is None else model.masks
     n_packs = int(places.max()) + 1
     chosen = np.unique((2 * np.arange(SOLVED_PACKS) + 1) * n_packs // (2 * SOLVED_PACKS)).tolist()

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from preshard.packer_service.demo.model import tiny_model, write_model_folder
-from preshard.packer_service.ingest.families.folder import load_family, masks_for
+from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.verify.independent.model import derive_model, files_that_decide
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.manifest import CARRIED_FILES
 from preshard.schemas.model.families import FAMILIES
+from preshard.schemas.model.followed import layer_masks
 
 LEFT_OUT = {
     "config.json": ("mm_tokens_per_image", "spatial_merge_size"),
@@ -36,7 +37,7 @@ def both_ways(folder: Path, config: PackConfig) -> tuple[dict[str, Any], dict[st
     """What packing and verifying make of a folder."""
     found, ids = load_family(str(folder), config.images.backend), Ids()
     files = {name: (folder / name).read_bytes() for name in CARRIED_FILES if (folder / name).is_file()}
-    masks, family = masks_for(config), found.family
+    masks, family = layer_masks(found.config, config.seq_len, "model"), found.family
     packed = {
         **{"model_type": family.model_type, "axes": family.axes, "merge": family.merge},
         **{
