@@ -11,7 +11,6 @@ D head_dim, G heads of a message for each rank. A message has its receivers firs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import GatherPlan, NoExchange, gather_attention
 from preshard.trainer.attention.kept import once
-from preshard.trainer.attention.kernels import Kernel, Prepared
+from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.kind import Attend, Options
 from preshard.trainer.attention.mask import MaskTensors
@@ -35,10 +34,10 @@ from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, o
 
 
 def bind_attention(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend:
-    """The kind ``ulysses``."""
-    whole = plan_ulysses(layout, mask, cp, kernel=options.kernel_for(mask))
-    pieces = plan_overlap(whole) if options.overlap else None
-    return partial(overlapped_attention, plan=pieces) if pieces else partial(ulysses_attention, plan=whole)
+    """The kind ``ulysses`` (Jacobs et al. 2023, DeepSpeed Ulysses): ``gather`` with nothing left to gather."""
+    plan = plan_ulysses(layout, mask, cp, kernel=options.kernel_for(mask))
+    overlaps = options.overlap and cp.cp_group is not None
+    return partial(overlapped_attention if overlaps else gather_attention, plan=plan)
 
 
 def plan_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel) -> GatherPlan:
@@ -51,20 +50,7 @@ def plan_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *,
     )
 
 
-def plan_overlap(plan: GatherPlan) -> OverlapPlan | None:
-    """The same plan for heads in pieces; None for a single rank, which exchanges nothing."""
-    if plan.cp.ulysses_group is None:
-        return None
-    return OverlapPlan(
-        degree=plan.cp.ulysses_degree,
-        rank=plan.cp.ulysses_rank,
-        group=plan.cp.ulysses_group,
-        kernel=plan.kernel,
-        prepared=plan.gathered,
-    )
-
-
-def ulysses_attention(
+def overlapped_attention(
     q_HLD: Float[Tensor, "H L D"],
     k_KLD: Float[Tensor, "K L D"],
     v_KLD: Float[Tensor, "K L D"],
@@ -72,48 +58,23 @@ def ulysses_attention(
     *,
     sinks: Float[Tensor, "H"] | None = None,
 ) -> Float[Tensor, "H L D"]:
-    """Exact attention by an all-to-all of heads over the whole context-parallel group, whatever its axes.
-
-    Once a rank has all tokens of its heads there is nothing left to gather. Differentiable (Jacobs et al. 2023,
-    DeepSpeed Ulysses).
-    """
-    return gather_attention(q_HLD, k_KLD, v_KLD, plan, sinks=sinks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverlapPlan:
-    """What one batch needs besides the values."""
-
-    degree: int
-    rank: int
-    group: dist.ProcessGroup
-    kernel: Kernel
-    prepared: Prepared
-
-
-def overlapped_attention(
-    q_HLD: Float[Tensor, "H L D"],
-    k_KLD: Float[Tensor, "K L D"],
-    v_KLD: Float[Tensor, "K L D"],
-    plan: OverlapPlan,
-    *,
-    sinks: Float[Tensor, "H"] | None = None,
-) -> Float[Tensor, "H L D"]:
-    """As ``ulysses_attention``, with the same bytes sent in more messages. Exact, differentiable and collective.
+    """As ``gather_attention`` of the same plan, with the same bytes in more messages. Exact and differentiable.
 
     Raises:
         ConfigError: a rank has a single query head, so there is nothing to overlap with.
     """
-    out: Tensor = _Overlapped.apply(q_HLD, k_KLD, v_KLD, own_sinks(sinks, plan.degree, plan.rank), plan)
+    own = own_sinks(sinks, plan.cp.ulysses_degree, plan.cp.ulysses_rank)
+    out: Tensor = _Overlapped.apply(q_HLD, k_KLD, v_KLD, own, plan)
     return out
 
 
 class _Overlapped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: OverlapPlan) -> Tensor:
-        pieces = list_pieces(len(q), len(k), plan.degree)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: GatherPlan) -> Tensor:
+        degree = plan.cp.ulysses_degree
+        pieces = list_pieces(len(q), len(k), degree)
         ctx.plan, ctx.pieces, ctx.kv_heads, ctx.calls = plan, pieces, len(k), []
-        q_UGLD, k_UGLD, v_UGLD = (_by_rank(x, plan.degree) for x in (q, *_copied(k, v, plan.degree)))
+        q_UGLD, k_UGLD, v_UGLD = (_by_rank(x, degree) for x in (q, *_copied(k, v, degree)))
         coming = _Sent([q_UGLD[:, pieces[0].queries], k_UGLD[:, pieces[0].keys], v_UGLD[:, pieces[0].keys]], plan)
         saved: list[Tensor] = []
         returns, held = [], (k, v)
@@ -125,19 +86,20 @@ class _Overlapped(torch.autograd.Function):
                 keys = [x[:, after.keys] for x in (k_UGLD, v_UGLD)] if after.first_of_keys else []
                 coming = _Sent([q_UGLD[:, after.queries], *keys], plan)
             own = _of_piece(sinks, piece)
-            out_GSD, kept, call = once(partial(compute_rows, plan.kernel, plan.prepared, q_GSD, *held, own))
+            out_GSD, kept, call = once(partial(compute_rows, plan.kernel, plan.gathered, q_GSD, *held, own))
             ctx.calls.append((call, len(kept)))
             saved += [q_GSD, *held, *kept]
-            returns.append(_Sent([_for_ranks(out_GSD, plan.degree)], plan))
+            returns.append(_Sent([_for_ranks(out_GSD, degree)], plan))
         ctx.save_for_backward(sinks, *saved)
         return torch.cat([sent.heads()[0] for sent in returns], dim=1).flatten(0, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        plan: OverlapPlan = ctx.plan
+        plan: GatherPlan = ctx.plan
         pieces: list[Piece] = ctx.pieces
-        dout_UGLD = _by_rank(grads[0], plan.degree)
+        degree = plan.cp.ulysses_degree
+        dout_UGLD = _by_rank(grads[0], degree)
         sinks, *tensors = ctx.saved_tensors
         saved, dsinks = iter(tensors), []
         coming = _Sent([dout_UGLD[:, pieces[0].queries]], plan)
@@ -154,7 +116,7 @@ class _Overlapped(torch.autograd.Function):
             dk, dv = (x.to(accumulation_dtype(x.dtype)) for x in (dk, dv))
             so_far = (dk, dv) if so_far is None or piece.first_of_keys else (so_far[0] + dk, so_far[1] + dv)
             whole = [x.to(q_GSD.dtype) for x in so_far] if piece.last_of_keys else []
-            returns.append(_Sent([_for_ranks(x, plan.degree) for x in (dq.to(q_GSD.dtype), *whole)], plan))
+            returns.append(_Sent([_for_ranks(x, degree) for x in (dq.to(q_GSD.dtype), *whole)], plan))
         arrived = [sent.heads() for sent in returns]
         dq_HLD = torch.cat([parts[0] for parts in arrived], dim=1).flatten(0, 1)
         with_keys = [parts for parts, piece in zip(arrived, pieces, strict=True) if piece.last_of_keys]
@@ -185,12 +147,12 @@ def _for_ranks(x_GSD: Tensor, degree: int) -> Float[Tensor, "U G L D"]:
 class _Sent:
     """One message of several parts, for all ranks, on its way while others arrive."""
 
-    def __init__(self, parts_UGLD: list[Tensor], plan: OverlapPlan) -> None:
+    def __init__(self, parts_UGLD: list[Tensor], plan: GatherPlan) -> None:
         # The sent memory must stay alive until the transfer has ended.
         self._sent = torch.cat(parts_UGLD, dim=1).contiguous()
         self._received = torch.empty_like(self._sent)
         self._sizes = [part.shape[1] for part in parts_UGLD]
-        self._work = dist.all_to_all_single(self._received, self._sent, group=plan.group, async_op=True)
+        self._work = dist.all_to_all_single(self._received, self._sent, group=plan.cp.ulysses_group, async_op=True)
 
     def heads(self) -> list[Float[Tensor, "U G L D"]]:
         """What arrived, by the rank whose heads they are."""
