@@ -16,12 +16,9 @@ from typing import Any
 import psutil
 import pytest
 from free_ports import free_ports
-from process_trees import kill_tree
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "training"))
-
 from lessons import given as given_for
 from lessons import make_texts
+from process_trees import kill_tree
 
 STEPS = 6
 Agent = Callable[..., Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +10,9 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from lessons import given, make_texts
 
 from preshard.schemas import VERSION
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "trainer" / "training"))
-
-from lessons import given, make_texts
 
 Environment = Callable[..., "CompletedProcess[str]"]
 

@@ -53,6 +53,7 @@ PROCESS_FIXTURES = {
     "packed",
     "packed_in_tiles",
     "ray_session",
+    "texts",
     "tiny_dataset",
     "wheel",
 }

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lessons import make_lessons, make_texts
 from PIL import Image
 
 from preshard.packer_service.config import load_config
@@ -233,3 +234,15 @@ def made(folder_of: Callable[..., Path]) -> Callable[..., tuple[Path, Any]]:
         return folder, right_answers(folder, family)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def lessons(made_once: Any, demo: Any) -> Path:
+    """Videos, photographs, annotations and text of the demo in packs of 512 tokens, beside their model. Read only."""
+    return made_once("lessons", lambda folder: make_lessons(demo[0], folder)) / "dataset"
+
+
+@pytest.fixture(scope="session")
+def texts(made_once: Any) -> Path:
+    """Texts alone in five packs of 512 tokens, beside a model that is quicker to train. Read only."""
+    return made_once("texts", make_texts) / "dataset"

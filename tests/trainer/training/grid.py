@@ -1,6 +1,6 @@
 """Trains the same steps with every kind of attention, layout and split, and compares each with one process.
 
-    python tests/trainer/training/lessons.py demo/source FOLDER  # makes DATASET, FOLDER/dataset, and a model beside it
+    python tests/support/lessons.py demo/source FOLDER  # makes DATASET, FOLDER/dataset, and a model beside it
     python tests/trainer/training/grid.py DATASET                # the whole grid in float64, a few minutes
     python tests/trainer/training/grid.py DATASET --dtype float32
     python tests/trainer/training/grid.py DATASET --cases ring/zigzag/u1r2d1 gather/balanced_gather/u1r2d2

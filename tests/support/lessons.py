@@ -1,6 +1,6 @@
 """Makes packs that train in seconds and yet hold what makes exactness hard.
 
-    python tests/trainer/training/lessons.py demo/source FOLDER    # makes FOLDER/model and FOLDER/dataset, for grid.py
+    python tests/support/lessons.py demo/source FOLDER    # makes FOLDER/model and FOLDER/dataset, for grid.py
 
 Videos, photographs, annotations and text of a demo source, in packs of 512 tokens for a tiny Qwen3-VL.
 """
