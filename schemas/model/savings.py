@@ -11,10 +11,10 @@ from typing import Literal, get_args
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
-"""What the backward pass recomputes, the least first."""
+"""Recomputation in the backward pass, the least first."""
 
 Offload = Literal["none", "host", "disk", "state", "all"]
-"""What ``--offload`` takes: ``host`` and ``disk`` say where inputs of blocks wait, ``state`` keeps parameters, their
+"""Values of ``--offload``: ``host`` and ``disk`` say where inputs of blocks wait, ``state`` keeps parameters, their
 gradients and the optimiser's state in the host's memory, ``all`` does both there."""
 
 
@@ -29,7 +29,7 @@ TILES, TILED_LOGITS_MIB = 8, 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """How a rank saves memory, by the trainer's options.
+    """Savings of memory of a rank, by the trainer's options.
 
     Attributes:
         recompute: what the backward pass computes again.

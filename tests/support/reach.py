@@ -27,7 +27,7 @@ _NOT_CODE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What imports lead to from one module, itself included.
+    """Modules that imports lead to from one, itself included.
 
     Attributes:
         lines: lines of code of each module that is reached; files without a line are left out.

@@ -1,4 +1,4 @@
-"""What a reader has to open in order to understand a module (``tests/support/reach.py``)."""
+"""Size of what a reader has to open in order to understand a module (``tests/support/reach.py``)."""
 
 from __future__ import annotations
 

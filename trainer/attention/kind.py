@@ -1,4 +1,4 @@
-"""What a kind of attention is: a function that plans a batch, by some options, and returns attention of q, k and v."""
+"""Interface of a kind of attention: a function that plans a batch, by some options, and returns attention of q, k and v."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from preshard.trainer.attention.kernels import Kernel, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
 
 Exchange = Literal["all", "needed"]
-"""Which keys the kind ``gather`` moves."""
+"""Keys that the kind ``gather`` moves."""
 
 
 class Attend(Protocol):

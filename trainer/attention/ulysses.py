@@ -58,7 +58,7 @@ def overlapped_attention(
     *,
     sinks: Float[Tensor, "H"] | None = None,
 ) -> Float[Tensor, "H L D"]:
-    """As ``gather_attention`` of the same plan, with the same bytes in more messages. Exact and differentiable.
+    """Does what ``gather_attention`` does by the same plan, with the same bytes in more messages.
 
     Raises:
         ConfigError: a rank has a single query head, so there is nothing to overlap with.
@@ -155,10 +155,10 @@ class _Sent:
         self._work = dist.all_to_all_single(self._received, self._sent, group=plan.cp.ulysses_group, async_op=True)
 
     def heads(self) -> list[Float[Tensor, "U G L D"]]:
-        """What arrived, by the rank whose heads they are."""
+        """The parts that arrived, by the rank whose heads they are."""
         self._work.wait()
         return list(self._received.split(self._sizes, dim=1))
 
     def tokens(self) -> list[Float[Tensor, "G S D"]]:
-        """What arrived, each part with the tokens of all ranks."""
+        """The parts that arrived, each with the tokens of all ranks."""
         return [part.transpose(0, 1).flatten(1, 2) for part in self.heads()]

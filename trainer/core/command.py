@@ -60,12 +60,12 @@ cli.params.extend(_as_option(name, field) for name, field in TrainConfig.model_f
 
 
 PASSED_ON_SECONDS = 5.0
-"""How long after a signal the same one may be its copy: a terminal and Slurm give it to all processes of a job, and
+"""Seconds after a signal in which the same one may be its copy: a terminal and Slurm give it to all processes of a job, and
 torchrun, which is one of them, passes it on to its ranks."""
 
 
 class StopRequest:
-    """Whether the process was asked to stop. The loop checks it between steps, and between packs of an evaluation.
+    """Request to stop, by a signal to the process. The loop checks it between steps, and between packs of an evaluation.
 
     Only a second Ctrl-C ends the process where it is: whoever sends SIGTERM sends SIGKILL when it has waited enough.
     """
@@ -158,13 +158,13 @@ def _one_line(error: Exception) -> str:
 
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""What gloo says when a rank that it exchanges with is gone."""
+"""Words of gloo for a rank that is gone from an exchange."""
 
 WORKER_GONE = "DataLoader worker (pid"
-"""What torch's loader says of a worker that was killed."""
+"""Words of torch's loader for a worker that was killed."""
 
 IN_WORKER = "Original Traceback"
-"""What stands in an error that a loader's worker has met, between its kind and its own message."""
+"""Words in an error that a loader's worker has met, between its kind and its own message."""
 
 
 def end(here: Processes, error: Exception) -> NoReturn:
@@ -185,7 +185,7 @@ def end(here: Processes, error: Exception) -> NoReturn:
 
 
 def _known(error: Exception) -> str | None:
-    """What a user needs to know of an error; None if it is a mistake of ours, which its traceback shows."""
+    """The line that a user needs of an error; None if it is a mistake of ours, which its traceback shows."""
     if isinstance(error, PreshardError | OSError):
         return _one_line(error)
     if isinstance(error, RuntimeError) and any(lost in str(error) for lost in LOST):

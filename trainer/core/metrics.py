@@ -118,7 +118,7 @@ def mean_rewards(names: Sequence[str], sums: Sequence[float], weight: float) -> 
 
 
 class Writer(Protocol):
-    """What gets the figures of each step."""
+    """Receiver of the figures of each step."""
 
     def write(self, figures: StepFigures) -> None: ...
     def close(self) -> None: ...

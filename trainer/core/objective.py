@@ -1,4 +1,4 @@
-"""What a run learns: the loss that a rank takes the gradient of, and its share of the sums of a step."""
+"""Objective of a run: the loss that a rank takes the gradient of, and its share of the sums of a step."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def find_objectives(job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[],
 
 
 def exchanges_of(config: TrainConfig) -> dict[str, Any]:
-    """How ranks exchange, as arguments of the model's call."""
+    """Arguments of the model's call that say how ranks exchange."""
     return {"attention": config.attention, "overlap": config.overlap, "head_stride": config.head_stride}

@@ -76,7 +76,7 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What of a model trains.
+    """Choice of what of a model trains.
 
     Attributes:
         freeze: parts that stay as they are.
@@ -126,7 +126,7 @@ class Parts:
         return [([each for name, each in named_parameters(model) if name in own], rate) for own, rate in parts]
 
     def describe(self, model: Any) -> dict[str, Any]:
-        """What a checkpoint holds of it: how it was chosen, a hash of what trains, and what adapters are made of."""
+        """Entries of a checkpoint: how it was chosen, a hash of what trains, and what adapters are made of."""
         options = [f"--freeze {part}" for part in self.freeze]
         if self.lora is not None:
             options.append(f"--lora {self.lora.rank} --lora-alpha {self.lora.alpha}")
@@ -154,7 +154,7 @@ def _parse_rate(text: str) -> tuple[str, float]:
 
 
 def count_trains(model: Any) -> Trains:
-    """What of a model trains, as memory depends on it."""
+    """Counts what of a model trains, as memory depends on it."""
     base = unwrap(model)
     trained, frozen = (
         sum(each.numel() for each in model.parameters() if each.requires_grad == wanted) for wanted in (True, False)

@@ -25,7 +25,7 @@ def load_states(config: Any) -> Any:
 def bind_states(
     config: Any, layout: TokenLayout, mask: MaskArrays, cp: ContextParallel, device: torch.device
 ) -> dict[str, Any]:
-    """What these layers need to know of a pack, as an argument of the model's call; empty for a model without.
+    """Facts about a pack that these layers need, as an argument of the model's call; empty for a model without.
 
     Raises:
         ConfigError: their heads do not divide among the ranks.
