@@ -1,4 +1,4 @@
-"""Interface of a kind of attention: a function that plans a batch, by some options, and returns attention of q, k and v."""
+"""Interface of a kind of attention: a function that plans a batch and returns attention of q, k and v."""
 
 from __future__ import annotations
 

@@ -60,12 +60,12 @@ cli.params.extend(_as_option(name, field) for name, field in TrainConfig.model_f
 
 
 PASSED_ON_SECONDS = 5.0
-"""Seconds after a signal in which the same one may be its copy: a terminal and Slurm give it to all processes of a job, and
-torchrun, which is one of them, passes it on to its ranks."""
+"""Seconds after a signal in which the same one may be its copy: a terminal and Slurm give it to all processes of a job,
+and torchrun, which is one of them, passes it on to its ranks."""
 
 
 class StopRequest:
-    """Request to stop, by a signal to the process. The loop checks it between steps, and between packs of an evaluation.
+    """Request to stop, by a signal. The loop checks it between steps, and between packs of an evaluation.
 
     Only a second Ctrl-C ends the process where it is: whoever sends SIGTERM sends SIGKILL when it has waited enough.
     """
