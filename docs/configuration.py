@@ -1,21 +1,24 @@
-"""Writes the tables of keys, options, figures and tested versions into their pages, from the code itself."""
+"""Writes the tables of keys, options, figures, columns and tested versions into their pages, from the code itself."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from annotated_types import Le
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from preshard.packer_service.report.figures import FIGURES
 from preshard.schemas.config import PackConfig
+from preshard.schemas.dataset.table import LARGEST, Column
+from preshard.schemas.tables import DECLARED
 from preshard.trainer.core.config import TrainConfig, option
-
-BEGIN, END = "<!-- configuration -->", "<!-- end of configuration -->"
 
 
 def keys() -> str:
@@ -65,6 +68,26 @@ def figures() -> str:
     return "\n".join([*rows, *(f"| `{f.key}` | {f.of} | {f.kind} | {f.unit} | {f.words} |" for f in FIGURES)])
 
 
+def columns(table: str) -> str:
+    """Every column of a table of the format; neighbours that are described together share a row."""
+    rows = ["| column | type | values | holds |", "|---|---|---|---|"]
+    for (kind, legal, means), group in groupby(DECLARED[table], key=_described):
+        rows.append(f"| {', '.join(f'`{column.name}`' for column in group)} | {kind} | {legal} | {means} |")
+    return "\n".join(rows)
+
+
+def _described(column: Column) -> tuple[str, str, str]:
+    """Type, legal values and meaning of a column."""
+    of_numbers = column.type == pa.int64() or bool(column.length)
+    kind = f"list of int64, `{column.length}` long" if column.length else str(column.type)
+    kind = "string in an int32 dictionary" if pa.types.is_dictionary(column.type) else kind
+    legal = [f"at most {column.most:,}"] if of_numbers and column.most < LARGEST else []
+    legal += [", ".join(f"`{value}`" for value in column.legal)] if column.legal else []
+    legal += ["finite"] if pa.types.is_floating(column.type) else []
+    legal += [f"null in {column.nulls}"] if column.nulls else []
+    return kind.replace("double", "float64"), "; ".join(legal), column.means
+
+
 def versions() -> str:
     """Every version that `make test-matrix` runs, as Markdown."""
     matrix = tomllib.loads(Path(__file__).parents[1].joinpath("tests/matrix/versions.toml").read_text("utf-8"))
@@ -77,21 +100,29 @@ def versions() -> str:
     return "\n".join(rows)
 
 
-PAGES: dict[Path, Callable[[], str]] = {
-    Path(__file__).with_name("packing.md"): keys,
-    Path(__file__).with_name("training.md"): options,
-    Path(__file__).with_name("format.md"): figures,
-    Path(__file__).with_name("versions.md"): versions,
-}
+def _page(name: str) -> Path:
+    return Path(__file__).with_name(name)
 
 
-def page(text: str, table: str) -> str:
-    """A page with its table made anew."""
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2] if END in rest else rest
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+MADE: tuple[tuple[Path, str, Callable[[], str]], ...] = (
+    (_page("packing.md"), "configuration", keys),
+    (_page("training.md"), "configuration", options),
+    (_page("format.md"), "configuration", figures),
+    *((_page("format.md"), f"columns of {table}", partial(columns, table)) for table in DECLARED),
+    (_page("versions.md"), "configuration", versions),
+)
+"""The page, the name of the table in it, and what makes the table."""
+
+
+def page(text: str, name: str, table: str) -> str:
+    """A page with one of its tables made anew."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = text.partition(begin)
+    assert found, f"the page has no line {begin}"
+    after = rest.partition(end)[2] if end in rest else rest
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 if __name__ == "__main__":
-    for path, make_table in PAGES.items():
-        path.write_text(page(path.read_text(encoding="utf-8"), make_table()), encoding="utf-8")
+    for path, name, make_table in MADE:
+        path.write_text(page(path.read_text(encoding="utf-8"), name, make_table()), encoding="utf-8")

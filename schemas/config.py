@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from preshard.schemas.columns import KeptColumns, RenamedColumns, TokenColumn, TokenColumns
+from preshard.schemas.dataset.rows import DOCUMENT_COLUMNS, MAX_EPOCHS, MAX_PACKS_PER_SHARD, MAX_SEQ_LEN
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
 from preshard.schemas.keys import COPIED, NO_FILE, NO_ROW, NO_TEXT, RENDERED_TEXT, Key, keys_of
@@ -33,28 +34,17 @@ from preshard.schemas.sections import (
     Weights,
 )
 
-MAX_PACKS_PER_SHARD = 2**16
-"""One task writes a shard, and keeps the rows of its packs in memory."""
 SHOWN_CHARACTERS = 200
 """Longest value that an error repeats."""
 
-DOCUMENT_COLUMNS = (
-    *("doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "start", "length", "aligned_length"),
-    *("n_units", "n_images", "n_patches", "load", "truncated_tokens"),
-)
-"""Columns that ``documents.parquet`` always has."""
-
 MARK = "duplicate_of"
 """The kept column in which documents that repeat another one are marked."""
-
-MAX_EPOCHS = 1000
-"""A table of all documents holds each once for every epoch."""
 
 
 class PackConfig(ConfigSection):
     """Everything that decides the bytes of a dataset, apart from the source and the version of preshard."""
 
-    seq_len: int = Field(36864, ge=1, le=2**27, description="Tokens of a pack.")
+    seq_len: int = Field(36864, ge=1, le=MAX_SEQ_LEN, description="Tokens of a pack.")
     max_images: int | None = Field(384, ge=1, le=2**27, description="Most crops in a pack; null for no limit.")
     max_patches: int | None = Field(
         None, ge=1, le=2**31, description="Most patches that the vision encoder sees in a pack; null for no limit."
@@ -204,7 +194,7 @@ class PackConfig(ConfigSection):
 
     @model_validator(mode="after")
     def _columns_are_free(self) -> PackConfig:
-        taken = {*DOCUMENT_COLUMNS, *dict(self.token_columns)}
+        taken = {*(column.name for column in DOCUMENT_COLUMNS), *dict(self.token_columns)}
         for name, _ in self.keep_columns:
             if name in taken:
                 raise ValueError(

@@ -15,6 +15,8 @@ MANIFEST = "manifest.json"
 RUN = "run.json"
 FIGURES = "figures.json"
 """What the tables say of the dataset as a whole: see :mod:`preshard.packer_service.report.stored`."""
+TABLE_FILES = ("packs.parquet", "documents.parquet", "rejects.parquet", "measures.parquet")
+"""The tables, in the order in which a manifest has them."""
 SHARDS = "shards"
 WORK = ".work"
 """Folder inside the dataset that holds the finished work of an unfinished job. It is gone once the dataset is whole."""
@@ -63,6 +65,10 @@ Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
+FileName = Annotated[str, Field(max_length=255, pattern=r"^[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*$")]
+"""A file of a folder, and of no other."""
+
+
 class StrictRecord(BaseModel):
     """A record of JSON that cannot be changed, with no field missing, unknown or of another type."""
 
@@ -72,7 +78,7 @@ class StrictRecord(BaseModel):
 class ShardEntry(StrictRecord):
     """One tar file. ``first_pack`` is the ``pack_id`` of its first sample; the others follow without gaps."""
 
-    name: str
+    name: FileName
     bytes: Natural
     sha256: str
     packs: Natural
@@ -82,7 +88,7 @@ class ShardEntry(StrictRecord):
 class TableEntry(StrictRecord):
     """One Parquet table."""
 
-    name: str
+    name: FileName
     bytes: Natural
     sha256: str
     rows: Natural
@@ -229,6 +235,18 @@ class ManifestHead(StrictRecord):
     tables: list[TableEntry]
     figures: FiguresEntry
     carried: list[CarriedFile]
+
+    @field_validator("tables")
+    @classmethod
+    def _has_each_table(cls, tables: list[TableEntry]) -> list[TableEntry]:
+        names = [entry.name for entry in tables]
+        if names != list(TABLE_FILES):
+            raise ValueError(f"has {names!r:.200}; legal are {', '.join(TABLE_FILES)}, in this order")
+        return tables
+
+    def table(self, name: str) -> TableEntry:
+        """The entry of one of the tables."""
+        return self.tables[TABLE_FILES.index(name)]
 
     @property
     def axes(self) -> int:

@@ -33,7 +33,10 @@ def _as_tuple(given: Any) -> Any:
     return tuple(given) if isinstance(given, list) else given
 
 
-Degree = Annotated[int, Field(ge=1, le=4096)]
+MAX_DEGREE = 4096
+"""Most ranks of a CP group, and of a ring."""
+
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
 Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MAX_DEGREES)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
 Duplicates = Literal["keep", "mark", "drop"]

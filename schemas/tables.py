@@ -10,42 +10,18 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from preshard.schemas.dataset.measures import MEASURE_COLUMNS, MEASURES_FILE
-from preshard.schemas.dataset.table import Column, Columns, TableFile, numbers, schema_of, texts
-from preshard.schemas.errors import REJECT_CODES, REJECT_STAGES, DocumentError, FormatError, TableInvalid
+from preshard.schemas.dataset.rows import DOCUMENT_COLUMNS, PACK_COLUMNS, REJECT_COLUMNS
+from preshard.schemas.dataset.table import Column, Columns, TableFile, schema_of
+from preshard.schemas.errors import REJECT_STAGES, DocumentError, FormatError, TableInvalid
 
-PACK_COLUMNS: Columns = (
-    *numbers("pack_id"),
-    *texts("key", "shard"),
-    *numbers("index_in_shard", "offset"),
-    *numbers("header_size", "head_crc32c", most=2**32 - 1),
-    *numbers("size", "n_tokens", "n_padding", "n_documents", "n_units", "n_images", "n_patches"),
-    *numbers("n_pooled_tokens", "load", "attention_area", "attention_tiles"),
-    Column(name="cost", type=pa.float64()),
-)
 PACKS = schema_of(PACK_COLUMNS)
-"""One row per pack, by ``pack_id``. ``offset``, ``header_size`` and ``size`` are bytes in the tar, ``head_crc32c``
-is the checksum of ``KEY.json``, ``load`` the vision encoder's work in multiplications, ``attention_area`` counts the
-allowed pairs of the mask, ``attention_tiles`` its 128 x 128 tiles in natural order, ``cost`` is in GFLOP."""
+"""One row per pack, by ``pack_id``."""
 
-DOCUMENT_COLUMNS: Columns = (
-    *texts("doc_id"),
-    *numbers("piece", "copy_number", "epoch"),
-    *texts("source"),
-    *numbers("pack_id", "start", "length", "aligned_length"),
-    *numbers("n_units", "n_images", "n_patches", "load", "truncated_tokens"),
-)
 DOCUMENTS = schema_of(DOCUMENT_COLUMNS)
 """One row per packed document (per piece of one, under ``oversize: split``), by ``(pack_id, start)``."""
 
-REJECT_COLUMNS: Columns = (
-    *texts("doc_id", "source", "location"),
-    Column(name="stage", type=pa.string(), legal=REJECT_STAGES),
-    Column(name="code", type=pa.string(), legal=REJECT_CODES),
-    *texts("message"),
-)
 REJECTS = schema_of(REJECT_COLUMNS)
-"""One row per rejected document, in source order within each partition of the plan. ``stage`` is ``read``, ``measure``,
-``plan`` or ``write``."""
+"""One row per rejected document, in source order within each partition of the plan."""
 
 KEPT = {"string": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 """Types of kept columns in ``documents.parquet``, by their names in the configuration."""
@@ -53,7 +29,11 @@ KEPT = {"string": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool":
 
 def documents_columns(keep_columns: Iterable[tuple[str, str]]) -> Columns:
     """The columns of ``documents.parquet``, with those of the configuration's ``keep_columns`` behind."""
-    return (*DOCUMENT_COLUMNS, *(Column(name=name, type=KEPT[kind], nulls=True) for name, kind in keep_columns))
+    kept = (
+        Column(name=name, type=KEPT[kind], means="what the row had", nulls="whose row had nothing")
+        for name, kind in keep_columns
+    )
+    return (*DOCUMENT_COLUMNS, *kept)
 
 
 def documents_schema(keep_columns: Iterable[tuple[str, str]]) -> pa.Schema:

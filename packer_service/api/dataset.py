@@ -125,8 +125,7 @@ class Dataset:
         return found.decode
 
     def _table(self, name: str) -> pa.Table:
-        [entry] = [entry for entry in self.manifest.tables if entry.name == name]
-        return StoredTable(self.path, self.path, entry, TABLES[name].names, self.manifest).read()
+        return StoredTable(self.path, self.path, self.manifest.table(name), TABLES[name].names, self.manifest).read()
 
 
 class Pack:

@@ -12,7 +12,7 @@ import yaml
 
 from preshard.packer_service.report.dataset import open_dataset
 from preshard.schemas.codec import HEAD
-from preshard.schemas.dataset.manifest_parts import decode_manifest_parts
+from preshard.schemas.dataset.manifest_parts import decode_manifest_parts, stored_config
 from preshard.schemas.manifest import ENERGON, LARGEST_MANIFEST, MANIFEST, SHARDS
 
 INFO, SPLIT, DATASET = ".info.json", "split.yaml", "dataset.yaml"
@@ -29,7 +29,8 @@ def write_energon(location: str) -> list[str]:
         ManifestInvalid: its manifest cannot be read.
     """
     folder, _ = open_dataset(location)
-    _, shards = decode_manifest_parts(folder.read(MANIFEST, LARGEST_MANIFEST), MANIFEST)
+    head, shards = decode_manifest_parts(folder.read(MANIFEST, LARGEST_MANIFEST), MANIFEST)
+    stored_config(head)
     counts = {f"{SHARDS}/{shard.name}": shard.packs for shard in shards}
     parts = {"train": list(counts), "val": [], "test": []}
     loaded = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": [HEAD]}

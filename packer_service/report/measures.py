@@ -68,7 +68,10 @@ class StoredMeasures:
     def read(self, group: MeasureGroup, columns: Sequence[str], packs: range) -> Iterator[pa.Table]:
         """Columns of the rows of one group and consecutive packs, pack by pack, in parts."""
         for part in self.order.parts(group, packs):
-            rows = self.file.read([part.row_group], columns)
+            rows = self.file.read([part.row_group], columns, known={"degree": group.degree})
+            for name in sorted({*group.columns}.intersection(columns)):
+                if rows[name].null_count:
+                    raise TableInvalid(MEASURES_FILE, f"{name} has nulls in rows of {group.scheme or 'CP sizes'}")
             first, stop = max(packs.start, part.packs.start), min(packs.stop, part.packs.stop)
             yield rows.slice(first - part.packs.start, stop - first)
 

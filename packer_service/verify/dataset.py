@@ -42,7 +42,7 @@ from preshard.schemas.errors import (
 )
 from preshard.schemas.files.regular import FileRefusedError
 from preshard.schemas.files.secrets import without_secrets
-from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, LARGEST_MANIFEST, MANIFEST, Manifest, TableEntry
+from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, LARGEST_MANIFEST, MANIFEST, Manifest
 
 MOST_PACKS = 8
 """Packs of a dataset that are checked independently unless all are asked for."""
@@ -120,10 +120,6 @@ class _Dataset:
     found: TablesFound = field(default_factory=TablesFound)
     marks: Marks | None = None
 
-    @property
-    def _entries(self) -> dict[str, TableEntry]:
-        return {entry.name: entry for entry in self.manifest.tables}
-
     def check_tables(self, progress: Progress) -> None:
         """The manifest, the files that are there, and all tables but the measures, which are read with the shards."""
         manifest, config, faults = self.manifest, self.config, self.faults
@@ -167,7 +163,7 @@ class _Dataset:
         """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer."""
         n_packs, total = self.manifest.counts.packs, len(self.manifest.shards)
         order = MeasureOrder.of(self.config, n_packs)
-        reader = MeasuresReader(self.folder, self.faults, self._entries.get(MEASURES_FILE), order)
+        reader = MeasuresReader(self.folder, self.faults, self.manifest.table(MEASURES_FILE), order)
         tasks = self._tasks(reader, len(order.groups), independent)
         for done, verdict in enumerate(_run(tasks, min(processes, total)), start=1):
             self.faults.merge(verdict.faults)

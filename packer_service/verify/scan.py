@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from cachetools import LRUCache
 
 from preshard.packer_service.shards.store import Folder
@@ -20,7 +18,7 @@ from preshard.schemas.dataset.measures import MEASURES, MEASURES_FILE, MeasureOr
 from preshard.schemas.dataset.table import TableFile
 from preshard.schemas.errors import DocumentRowInvalid, TableChanged, TableInvalid
 from preshard.schemas.manifest import TableEntry
-from preshard.schemas.tables import DECLARED, open_table, row_group_edges
+from preshard.schemas.tables import DECLARED, documents_columns, open_table, row_group_edges
 
 PART_ROWS = 65_536
 """Rows of a part: a row group, as the writer makes them."""
@@ -55,17 +53,18 @@ class TableScan:
 
     Attributes:
         rows: rows that passed.
-        usable: whether the table could be read to its end, and lacks no value and has no illegal one.
+        usable: whether the table could be read to its end, and all of its values are legal.
     """
 
     def __init__(self, folder: Folder, entry: TableEntry, config: PackConfig) -> None:
         self.folder, self.entry = folder, entry
         self._kept = config.keep_columns
+        self._columns = documents_columns(self._kept) if entry.name == "documents.parquet" else DECLARED[entry.name]
         self.rows, self.usable = 0, False
-        self._nulls, self._unknown = Counter[str](), dict[str, set[str]]()
+        self._wrong: dict[str, str] = {}
 
     def parts(self, faults: Faults) -> Iterator[pa.Table]:
-        """The rows, some at a time, as long as no value is missing; what is wrong is added to the faults.
+        """The rows, some at a time, as long as their values are legal; what is wrong is added to the faults.
 
         What they amount to counts only if the table is usable in the end.
         """
@@ -79,36 +78,24 @@ class TableScan:
         if self.rows != self.entry.rows:
             said = f"has {self.rows} rows; the manifest says {self.entry.rows}"
             faults.extend([(TableChanged, said)], name)
-        found = list(self._wrong_values())
-        faults.extend(found, name)
-        self.usable = not found
+        faults.extend([(TableInvalid, fault) for fault in self._wrong.values()], name)
+        self.usable = not self._wrong
 
     def _read(self) -> Iterator[pa.Table]:
         with self.folder.open(self.entry.name) as opened:
             file = stored_table(opened, self.entry.name, self._kept)
             for batch in file.parts(checked=False):
                 part = pa.Table.from_batches([batch])
-                self._look_at_values(part)
                 self.rows += len(part)
-                if not self._nulls:
+                if self._is_legal(part):
                     yield part
 
-    def _look_at_values(self, part: pa.Table) -> None:
-        for column in DECLARED[self.entry.name]:
-            values = part[column.name]
-            if values.null_count and not column.nulls:
-                self._nulls[column.name] += values.null_count
-            if column.legal:
-                found = set(pc.unique(values).to_pylist()) - {*column.legal, None}
-                self._unknown.setdefault(column.name, set()).update(found)
-
-    def _wrong_values(self) -> Iterator[Finding]:
-        """No value is missing; stages and codes are those of the format."""
-        for column in DECLARED[self.entry.name]:
-            if self._nulls[column.name]:
-                yield TableInvalid, f"{column.name} has {self._nulls[column.name]} nulls"
-            if unknown := self._unknown.get(column.name):
-                yield TableInvalid, f"{column.name} is {min(unknown)!r:.120}; legal are {', '.join(column.legal)}"
+    def _is_legal(self, part: pa.Table) -> bool:
+        """Whether all values that passed are as the table's declaration says."""
+        for column in self._columns:
+            for fault in column.faults(part[column.name]):
+                self._wrong.setdefault(column.name, fault)
+        return not self._wrong
 
 
 class PackSpan(NamedTuple):
@@ -240,10 +227,10 @@ class DocumentRows:
 class MeasuresReader:
     """``measures.parquet`` by pack; the row groups of one block of packs are in memory, without columns of nulls."""
 
-    def __init__(self, folder: Folder, faults: Faults, entry: TableEntry | None, order: MeasureOrder) -> None:
+    def __init__(self, folder: Folder, faults: Faults, entry: TableEntry, order: MeasureOrder) -> None:
         self._faults, self._order = faults, order
         self._reader: RowReader | None = None
-        if entry is not None and folder.is_file(MEASURES_FILE):
+        if folder.is_file(MEASURES_FILE):
             with self._failing():
                 kept = order.block_packs * (len(order.groups) + 1)
                 self._reader = RowReader(folder, MEASURES_FILE, kept_rows=kept, read=self._read)

@@ -182,7 +182,6 @@ class TableCheck:
 
     def __init__(self, folder: Folder, manifest: Manifest, config: PackConfig, faults: Faults) -> None:
         self._folder, self._manifest, self._config, self._faults = folder, manifest, config, faults
-        self._entries = {entry.name: entry for entry in manifest.tables}
         self._sums, self._found = Counter[str](), TablesFound()
         self._order = DocumentOrder(manifest.counts.packs)
         self._dataset_id, self._lost_in_writing = "", 0
@@ -190,8 +189,8 @@ class TableCheck:
     def run(self) -> TablesFound:
         """Reads every table once, and what says what became of a document again."""
         for name in TABLES:
-            if name in self._entries and self._folder.is_file(name):
-                self._scan(self._entries[name])
+            if self._folder.is_file(name):
+                self._scan(self._manifest.table(name))
         self._relations()
         return self._found
 

@@ -89,4 +89,4 @@ def kind_of(type_: Any) -> str:
 
 
 def _sha(manifest: ManifestHead) -> str:
-    return next((entry.sha256 for entry in manifest.tables if entry.name == "documents.parquet"), "")
+    return manifest.table("documents.parquet").sha256

@@ -193,14 +193,30 @@ def check_format_version(data: bytes, where: str) -> None:
     if (keys := _count_keys(data)) > MOST_KEYS:
         raise ManifestInvalid(where, f"has {keys:,} keys beside those of shards; at most {MOST_KEYS:,} are legal")
     try:
-        version = json.loads(data)["format_version"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+        version = json.loads(data, object_pairs_hook=_without_twice)["format_version"]
+    except _TwiceError as error:
+        raise ManifestInvalid(where, f"has the key {str(error)!r:.120} twice in one object") from None
+    except RecursionError:
+        raise ManifestInvalid(where, "is nested too deeply to be a manifest") from None
+    except (ValueError, TypeError, KeyError):
         raise ManifestInvalid(where, "is not a JSON object with a format_version") from None
     if version != FORMAT_VERSION:
         remedy = f"; {_PACK_AGAIN}" if version in range(1, FORMAT_VERSION) else ""
         raise ManifestInvalid(
             where, f"format_version is {version!r:.80}; this version of preshard reads {FORMAT_VERSION}{remedy}"
         )
+
+
+class _TwiceError(Exception):
+    """A key that an object of JSON has twice, of which readers take one or the other."""
+
+
+def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
 
 
 def _count_keys(data: bytes) -> int:

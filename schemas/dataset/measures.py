@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.table import Column, Columns, numbers, schema_of
+from preshard.schemas.dataset.table import Column, Columns, lists, number, numbers, schema_of
 from preshard.schemas.layout import SCHEMES
+from preshard.schemas.sections import MAX_DEGREE
 
 MEASURES_FILE = "measures.parquet"
 
@@ -48,23 +49,58 @@ IMAGE_SCALARS = (
 """Columns of image boundaries that have one number."""
 
 
-def _loads(*names: str) -> Columns:
-    """Columns with a number for each rank."""
-    return tuple(Column(name=name, type=pa.list_(pa.int64()), nulls=True) for name in names)
+_OF_LAYOUT, _OF_IMAGES = "rows of CP sizes", "rows of layouts"
+_WITHOUT_MASKS = "rows of CP sizes, and all without `model.masks`"
 
+_MEANS = {
+    "attention_tiles": "tiles of the whole mask in natural order; over the ring degree, the tile floor",
+    "gather_path": "the most tiles of a rank",
+    "ring_path": "the sum of `ring_steps`",
+    "sum_attention": "the sum of `attention` over ranks",
+    "most_attention": "its largest",
+    "sum_tiles": "the sum of `tiles` over ranks",
+    "sum_keys": "the sum of `keys_fetched` over ranks",
+    "most_keys": "its largest",
+    "possible_keys": "keys that gathering everything moves: `seq_len` x (R - 1)",
+    "sum_images": "crops of all ranks",
+    "most_images": "the most of one",
+    "sum_pooled_tokens": "pooled rows of all ranks",
+    "most_pooled_tokens": "the most of one",
+    "sum_image_load": "the sum of `image_load` over ranks",
+    "most_image_load": "its largest",
+    "least_image_load": "the least possible largest `image_load` of a rank in stored order",
+    "attention": "for each rank, allowed pairs of its queries",
+    "tiles": "for each rank, 128 x 128 tiles, rows along its slice, columns along each other slice in turn",
+    "ring_steps": "for each ring step, the most tiles of any rank, where rank r has the keys of rank (r - step) mod R",
+    "keys_fetched": "for each rank, keys that its queries see and that it does not hold",
+    "images": "for each rank, its crops",
+    "pooled_tokens": "for each rank, its pooled rows",
+    "image_load": "for each rank, the sum of its parts' `load`",
+}
+_WINDOWS = "the same without `window_`, in layers with a window"
+_LAYERS = "`attention_tiles` and the paths, summed over all layers of both kinds"
 
 MEASURE_COLUMNS: Columns = (
-    *numbers("pack_id"),
-    Column(name="scheme", type=pa.dictionary(pa.int32(), pa.string()), nulls=True),
-    *numbers("degree", most=4096),
-    *numbers(*LAYOUT_SCALARS, *IMAGE_SCALARS, nulls=True),
-    *_loads(*LAYOUT_LOADS, *IMAGE_LOADS),
-    *numbers(*WINDOW_SCALARS, nulls=True),
-    *_loads(*WINDOW_LOADS),
+    number("pack_id", "the pack"),
+    Column(
+        name="scheme",
+        type=pa.dictionary(pa.int32(), pa.string()),
+        means="of layouts their name",
+        nulls=_OF_LAYOUT,
+        legal=SCHEMES,
+    ),
+    number("degree", "ring degree R of a layout, or CP size", most=MAX_DEGREE),
+    *(number(name, _MEANS[name], nulls=_OF_LAYOUT) for name in LAYOUT_SCALARS),
+    *(number(name, _MEANS[name], nulls=_OF_IMAGES) for name in IMAGE_SCALARS),
+    *(column for name in LAYOUT_LOADS for column in lists(_MEANS[name], name, length="degree", nulls=_OF_LAYOUT)),
+    *(column for name in IMAGE_LOADS for column in lists(_MEANS[name], name, length="degree", nulls=_OF_IMAGES)),
+    *numbers(_WINDOWS, *(name for name in WINDOW_SCALARS if name not in LAYERS_SUMS), nulls=_WITHOUT_MASKS),
+    *numbers(_LAYERS, *LAYERS_SUMS, nulls=_WITHOUT_MASKS),
+    *lists(_WINDOWS, *WINDOW_LOADS, length="degree", nulls=_WITHOUT_MASKS),
 )
 MEASURES = schema_of(MEASURE_COLUMNS)
 """One row per (pack, scheme, ring degree), and per (pack, CP size) with ``scheme`` null. Columns of the other kind of
-row are null. ``docs/format.md`` says what each column holds.
+row are null.
 """
 
 BLOCK_VALUES = 1 << 23
@@ -171,14 +207,14 @@ class MeasureOrder:
             while at < len(part):
                 assert block, "no more rows than the packs have"
                 head = part.slice(at, len(block) * n - have)
-                for number, parts in enumerate(waiting):
-                    own = head.take(pa.array(np.arange((number - have) % n, len(head), n)))
+                for place, parts in enumerate(waiting):
+                    own = head.take(pa.array(np.arange((place - have) % n, len(head), n)))
                     parts += [own.select(_known(own)) if parts else own]
                 at, have = at + len(head), have + len(head)
                 if have == len(block) * n:
-                    for number, parts in enumerate(waiting):
+                    for place, parts in enumerate(waiting):
                         yield pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
-                        waiting[number] = []
+                        waiting[place] = []
                     have, block = 0, next(blocks, range(0))
         assert not have, "no fewer rows than the packs have"
 

@@ -8,8 +8,9 @@ against the size of the file, before anything of it is decoded.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -41,59 +42,121 @@ MOST_PART_BYTES = 256 << 20
 MOST_COLUMNS = 256
 """Columns of any table, with those that a dataset keeps and the parts of lists."""
 
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
 _FOOTER_BYTES = 1 << 20
 _COLUMN_BYTES = 1 << 10
 """Of a footer, and for each column of a row group with its statistics."""
 
+_TAIL_BYTES = 64 << 10
+"""Of a file that are read first, as Arrow does: most footers are shorter."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One column of a table.
+    """One column of a table, as writers fill it, readers and ``verify`` check it, and the page of the format lists it.
 
     Attributes:
         name: its name.
         type: its type.
-        nulls: whether values may be missing.
-        most: the largest whole number, of a column of those; the least is 0.
+        means: what a value is.
+        nulls: which rows may lack one; empty where none may.
+        most: the largest whole number, of a column or of lists of those; the least is 0.
         legal: the values that there may be; empty where any may.
+        length: the column of the same row that says how many numbers each list has; empty where there are no lists.
     """
 
     name: str
     type: pa.DataType
-    nulls: bool = False
+    means: str
+    nulls: str = ""
     most: int = LARGEST
     legal: tuple[str, ...] = ()
+    length: str = ""
 
-    def faults(self, values: pa.ChunkedArray | pa.Array) -> Iterator[str]:
-        """What is wrong with values of the column: a null, a number out of its range, a text that is not legal."""
+    def faults(
+        self, values: pa.ChunkedArray | pa.Array, lengths: pa.ChunkedArray | pa.Array | pa.Scalar | None = None
+    ) -> Iterator[str]:
+        """What is wrong with values of the column: nulls, numbers out of range, unknown texts, lists of another length.
+
+        Args:
+            values: of some rows.
+            lengths: of the same rows what :attr:`length` names, or one number for all; None leaves lengths unchecked.
+        """
         if values.null_count and not self.nulls:
-            yield f"{self.name} has {values.null_count} {'null' if values.null_count == 1 else 'nulls'}"
-        elif pa.types.is_integer(self.type) and len(values):
-            least, largest = (edge.as_py() for edge in pc.min_max(values).values())
-            if least is not None and not 0 <= least <= largest <= self.most:
-                yield f"{self.name} is {least if least < 0 else largest}; it must be from 0 to {self.most}"
+            yield f"{self.name} has nulls"
+        elif self.length:
+            yield from self._list_faults(values, lengths)
+        elif pa.types.is_integer(self.type):
+            yield from self._range_faults(values)
         elif pa.types.is_floating(self.type) and pc.any(pc.invert(pc.is_finite(values))).as_py():
             yield f"{self.name} holds NaN or an infinite number"
         elif self.legal and (unknown := set(pc.unique(values).to_pylist()) - {*self.legal, None}):
             yield f"{self.name} is {min(unknown)!r:.120}; legal are {', '.join(self.legal)}"
 
+    def _range_faults(self, values: pa.ChunkedArray | pa.Array) -> Iterator[str]:
+        least, largest = (edge.as_py() for edge in pc.min_max(values).values())
+        if least is not None and not 0 <= least <= largest <= self.most:
+            yield f"{self.name} is {least if least < 0 else largest}; it must be from 0 to {self.most}"
+
+    def _list_faults(
+        self, values: pa.ChunkedArray | pa.Array, lengths: pa.ChunkedArray | pa.Array | pa.Scalar | None
+    ) -> Iterator[str]:
+        items = pc.list_flatten(values)
+        if items.null_count:
+            yield f"{self.name} has a list with nulls in it"
+            return
+        yield from self._range_faults(items)
+        if lengths is not None and pc.any(pc.not_equal(pc.list_value_length(values), lengths)).as_py():
+            yield f"{self.name} has a list that is not as long as {self.length} says"
+
 
 Columns = tuple[Column, ...]
 
 
-def numbers(*names: str, most: int = LARGEST, nulls: bool = False) -> Columns:
-    """Columns of whole numbers."""
-    return tuple(Column(name=name, type=pa.int64(), most=most, nulls=nulls) for name in names)
+def number(name: str, means: str, *, most: int = LARGEST, nulls: str = "") -> Column:
+    """A column of whole numbers."""
+    return Column(name=name, type=pa.int64(), means=means, most=most, nulls=nulls)
 
 
-def texts(*names: str) -> Columns:
-    """Columns of text."""
-    return tuple(Column(name=name, type=pa.string()) for name in names)
+def numbers(means: str, *names: str, most: int = LARGEST, nulls: str = "") -> Columns:
+    """Columns of whole numbers that are described together."""
+    return tuple(number(name, means, most=most, nulls=nulls) for name in names)
+
+
+def text(name: str, means: str, legal: tuple[str, ...] = ()) -> Column:
+    """A column of text."""
+    return Column(name=name, type=pa.string(), means=means, legal=legal)
+
+
+def lists(means: str, *names: str, length: str, nulls: str = "") -> Columns:
+    """Columns of lists of whole numbers that are described together."""
+    type_ = pa.list_(pa.int64())
+    return tuple(Column(name=name, type=type_, means=means, nulls=nulls, length=length) for name in names)
 
 
 def schema_of(columns: Iterable[Column]) -> pa.Schema:
     """The columns as Arrow names them."""
     return pa.schema([(column.name, column.type) for column in columns])
+
+
+def faults_of(
+    part: pa.RecordBatch | pa.Table, declared: Mapping[str, Column], known: Mapping[str, int] = _NOTHING
+) -> Iterator[str]:
+    """What is wrong with some columns of some rows of a table.
+
+    Args:
+        part: the columns, of which those that are not declared may hold anything.
+        declared: the table's columns by their names.
+        known: values of columns that are not in the part, where one is the same in every row.
+    """
+    names = set(part.schema.names)
+    for name in part.schema.names:
+        column = declared.get(name)
+        if column is not None:
+            here = part.column(column.length) if column.length in names else None
+            lengths = pa.scalar(known[column.length]) if column.length in known else here
+            yield from column.faults(part.column(name), lengths)
 
 
 @contextlib.contextmanager
@@ -175,17 +238,16 @@ class TableFile:
         self._remedy = remedy
         with self._errors():
             known = metadata is not None
-            if not known:
-                self._check_footer_size(rows, dense=dense)
+            metadata = metadata or self._read_footer(rows, dense=dense)
             settings: Any = {"pre_buffer": not sparing, "page_checksum_verification": checksums}
             self._file = pq.ParquetFile(opened, metadata=metadata, **settings)
             self.metadata: pq.FileMetaData = self._file.metadata
+            self.schema: pa.Schema = self._file.schema_arrow
             if not known:
                 self._check_columns(columns, kept)
                 self._check_size(rows, dense=dense)
-            self.schema: pa.Schema = self._file.schema_arrow
         self._settings = settings
-        self._texts: set[str] | None = {each.name for each in self.schema if each.type == pa.string()}
+        self._looked_at_texts = False
         self._declared = {column.name: column for column in columns}
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
@@ -204,7 +266,12 @@ class TableFile:
         return int(self.metadata.num_row_groups)
 
     def read(
-        self, groups: Iterable[int] | None = None, columns: Sequence[str] | None = None, *, checked: bool = True
+        self,
+        groups: Iterable[int] | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        checked: bool = True,
+        known: Mapping[str, int] = _NOTHING,
     ) -> pa.Table:
         """Some row groups, or all.
 
@@ -212,6 +279,7 @@ class TableFile:
             groups: those that are wanted, by their numbers.
             columns: those that are wanted; by default all.
             checked: whether values are held against the declaration.
+            known: values of other columns, where one is the same in every row, which lists are as long as.
         """
         wanted = list(range(self.n_groups) if groups is None else groups)
         names = self.schema.names if columns is None else list(columns)
@@ -221,7 +289,7 @@ class TableFile:
             found = pa.table({name: self._dense(found[name], self.schema.field(name)) for name in names})
             found.validate(full=True)
         if checked:
-            self.check(found)
+            self.check(found, known)
         return found
 
     def parts(
@@ -260,11 +328,10 @@ class TableFile:
                 yield batch
             fetched, size = [], 0
 
-    def check(self, part: pa.RecordBatch | pa.Table) -> None:
+    def check(self, part: pa.RecordBatch | pa.Table, known: Mapping[str, int] = _NOTHING) -> None:
         """Raises TableInvalid: values are not what the declaration says of their columns."""
-        for name in part.schema.names:
-            for fault in self._declared[name].faults(part.column(name)) if name in self._declared else ():
-                raise self._error(self.name, fault)
+        for fault in faults_of(part, self._declared, known):
+            raise self._error(self.name, fault)
 
     def _next(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch | None:
         with self._errors():
@@ -288,22 +355,26 @@ class TableFile:
             raise self._error(self.name, f"{what}, which together may take {MOST_PART_BYTES:,}")
         return values.cast(field.type)
 
-    def _check_footer_size(self, rows: int | None, *, dense: bool) -> None:
+    def _read_footer(self, rows: int | None, *, dense: bool) -> pq.FileMetaData:
+        """The footer, which is not read where it is longer than so many rows need. A store is asked once, as a rule."""
         size = self._opened.size()
-        tail = self._opened.read_at(8, max(size - 8, 0))
-        footer = int.from_bytes(tail[:4], "little")
+        tail = self._opened.read_at(min(size, _TAIL_BYTES), max(size - _TAIL_BYTES, 0))
+        footer = int.from_bytes(tail[-8:-4], "little") + 8
         groups = MOST_GROUPS + min(size if rows is None else rows, size) // (LEAST_ROWS if dense else 1)
         most = _FOOTER_BYTES + groups * 64 * _COLUMN_BYTES
-        if len(tail) == 8 and tail[4:] == b"PAR1" and footer > most:
+        if tail[-4:] == b"PAR1" and footer > most:
             raise self._error(self.name, f"has a footer of {footer:,} bytes; at most {most:,} are legal")
+        if len(tail) < footer <= size:
+            tail = self._opened.read_at(footer, size - footer)
+        return pq.read_metadata(pa.BufferReader(tail))
 
     def _check_columns(self, columns: Columns, kept: Sequence[pa.DataType] | None) -> None:
         if self.metadata.num_columns > MOST_COLUMNS:
             raise self._error(self.name, f"has {self.metadata.num_columns:,} columns; at most {MOST_COLUMNS} are legal")
-        found = list(self._file.schema_arrow)
-        first, behind = found[: len(columns)], found[len(columns) :]
-        if kept is None:
+        if kept is None or self.schema.equals(schema_of(columns)):
             return
+        found = list(self.schema)
+        first, behind = found[: len(columns)], found[len(columns) :]
         if not pa.schema(first).equals(schema_of(columns)) or any(each.type not in kept for each in behind):
             has, asked = [each.name for each in found], [column.name for column in columns]
             raise self._error(self.name, f"has the columns {has!r:.400}, not {asked!r:.400} with their types")
@@ -330,15 +401,16 @@ class TableFile:
 
     def _keep_dictionaries(self, names: Sequence[str]) -> None:
         """Reads texts that lie in a dictionary as they lie there, before the first column of texts is read."""
-        if not self._texts or self._texts.isdisjoint(names):
+        if self._looked_at_texts or not any(self.schema.field(name).type == pa.string() for name in names):
             return
+        texts = {field.name for field in self.schema if field.type == pa.string()}
         groups = [self.metadata.row_group(number) for number in range(self.n_groups)]
         found = set[str]()
         for place in range(self.metadata.num_columns if groups else 0):
             name = groups[0].column(place).path_in_schema
-            if name in self._texts and any(group.column(place).has_dictionary_page for group in groups):
+            if name in texts and any(group.column(place).has_dictionary_page for group in groups):
                 found.add(name)
-        self._texts = None
+        self._looked_at_texts = True
         if found:
             encoded = sorted(found)
             self._file = pq.ParquetFile(self._opened, metadata=self.metadata, read_dictionary=encoded, **self._settings)

@@ -48,6 +48,7 @@ def write_dataset(folder: Path, packs: int, per_shard: int) -> None:
     from preshard.schemas.dataset.manifest_parts import manifest_parts
     from preshard.schemas.manifest import (
         FORMAT_VERSION,
+        TABLE_FILES,
         Counts,
         FiguresEntry,
         ManifestHead,
@@ -74,7 +75,7 @@ def write_dataset(folder: Path, packs: int, per_shard: int) -> None:
         filtered={},
         phases=[],
         counts=Counts(**{name: 0 for name in Counts.model_fields if name != "packs"}, packs=packs),
-        tables=[TableEntry(name="packs.parquet", bytes=size, sha256=digest, rows=packs)],
+        tables=[TableEntry(name=name, bytes=size, sha256=digest, rows=packs) for name in TABLE_FILES],
         figures=FiguresEntry(bytes=0, sha256="0" * 64),
         carried=[],
     )  # fmt: skip

@@ -14,7 +14,6 @@ from preshard.schemas.dataset.manifest_parts import read_manifest_head, stored_c
 from preshard.schemas.errors import (
     ConfigError,
     FormatError,
-    ManifestInvalid,
     ManifestMissing,
     ReaderError,
     ShardChanged,
@@ -73,15 +72,12 @@ class DatasetFiles:
         its rows are read as they are wanted: what they say is held against each sample's own head.
 
         Raises:
-            ManifestInvalid: the manifest lists no ``packs.parquet``.
             TableMissing: ``packs.parquet`` is missing.
             TableChanged: its bytes are not those that the manifest lists.
             TableInvalid: it is not Parquet with the format's columns.
             ReaderError: no folder holds the places of a large dataset's packs.
         """
-        entry = next((entry for entry in self.manifest.tables if entry.name == PACKS_TABLE), None)
-        if entry is None:
-            raise ManifestInvalid(MANIFEST, f"tables: {PACKS_TABLE} is not listed")
+        entry = self.manifest.table(PACKS_TABLE)
         packs_per_shard = stored_config(self.manifest).packs_per_shard
         if entry.bytes > WHOLE_TABLE:
             with self.open_packs() as file:

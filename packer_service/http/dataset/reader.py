@@ -33,7 +33,6 @@ from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.dataset.table import TableFile
 from preshard.schemas.errors import (
     FiguresInvalid,
-    ManifestInvalid,
     PreshardError,
     ShardChanged,
     ShardMissing,
@@ -189,7 +188,7 @@ class ServedDataset:
         return self.kept(("column", table, name), lambda: self._read_column(table, name), lambda column: column.nbytes)
 
     def n_rows(self, table: str) -> int:
-        return next(entry.rows for entry in self.manifest.tables if entry.name == table)
+        return self.manifest.table(table).rows
 
     def numbers(self, table: str, name: str) -> np.ndarray:
         """A column of numbers, as an array."""
@@ -282,7 +281,7 @@ class ServedDataset:
             yield open_table(file, name, keep_columns=self.config.keep_columns, metadata=metadata, sparing=True)
 
     def _footer(self, name: str, file: Any) -> pq.FileMetaData:
-        entry = next(entry for entry in self.manifest.tables if entry.name == name)
+        entry = self.manifest.table(name)
         if entry.bytes <= _LARGEST_HASHED_TABLE:
             digest = hashlib.sha256(file.read()).hexdigest()
             file.seek(0)
@@ -342,8 +341,6 @@ def load_dataset(
     data = folder.read(MANIFEST, LARGEST_MANIFEST)
     manifest, entries = split_manifest(data, MANIFEST)
     config = stored_config(manifest)
-    if [table.name for table in manifest.tables] != list(TABLES):
-        raise ManifestInvalid(MANIFEST, f"tables: lists {[table.name for table in manifest.tables]}")
     for table in manifest.tables:
         stamp = folder.stamp(table.name)
         if stamp is None:

@@ -156,8 +156,7 @@ class PackedDatasetSource:
         Raises:
             ConfigError: it is gone, or is not what the manifest says.
         """
-        [entry] = [entry for entry in self.manifest.tables if entry.name == name]
-        return StoredTable(self.file.uri, self.file.label, entry, columns, self.manifest)
+        return StoredTable(self.file.uri, self.file.label, self.manifest.table(name), columns, self.manifest)
 
     @cached_property
     def _documents(self) -> StoredTable:

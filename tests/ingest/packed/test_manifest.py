@@ -12,7 +12,16 @@ from preshard.packer_service.ingest.packed.manifest import dataset_manifest
 from preshard.schemas.codec import encode_json
 from preshard.schemas.dataset.manifest_parts import manifest_parts
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import FORMAT_VERSION, Counts, FiguresEntry, ManifestHead, ShardEntry, TokenizerEntry
+from preshard.schemas.manifest import (
+    FORMAT_VERSION,
+    TABLE_FILES,
+    Counts,
+    FiguresEntry,
+    ManifestHead,
+    ShardEntry,
+    TableEntry,
+    TokenizerEntry,
+)
 
 N_SHARDS = 150_000
 
@@ -34,7 +43,7 @@ def write_manifest(folder: Path, n_shards: int) -> str:
         filtered={},
         phases=[],
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
-        tables=[],
+        tables=[TableEntry(name=name, bytes=0, sha256="0" * 64, rows=0) for name in TABLE_FILES],
         figures=FiguresEntry(bytes=0, sha256="0" * 64),
         carried=[],
     )

@@ -20,11 +20,13 @@ from preshard.schemas.dataset.manifest_parts import (
 from preshard.schemas.errors import ManifestInvalid
 from preshard.schemas.manifest import (
     FORMAT_VERSION,
+    TABLE_FILES,
     Counts,
     FiguresEntry,
     Manifest,
     ManifestHead,
     ShardEntry,
+    TableEntry,
     TokenizerEntry,
 )
 
@@ -50,7 +52,7 @@ def manifest(shards: list[ShardEntry]) -> Manifest:
         filtered={},
         phases=[],
         counts=Counts(**dict.fromkeys(Counts.model_fields, 0)),
-        tables=[],
+        tables=[TableEntry(name=name, bytes=0, sha256="0" * 64, rows=0) for name in TABLE_FILES],
         figures=FiguresEntry(bytes=0, sha256="cd" * 32),
         carried=[],
         shards=shards,
@@ -142,3 +144,23 @@ def test_bytes_that_do_not_match_the_hash_are_refused() -> None:
     for end in (10, len(data) // 2, len(data) - 1):
         with pytest.raises(ManifestInvalid):
             read_manifest_head(io.BytesIO(data[:end]), "x")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b'"counts":{', b'"counts":{"packs":1,', "has the key 'packs' twice in one object"),
+        (b'"model":null', b'"model":' + b"[" * 100_000 + b"]" * 100_000, "is nested too deeply"),
+        (b'"name":"documents.parquet"', b'"name":"packs.parquet"', "tables: has "),
+        (b'"name":"documents.parquet"', b'"name":"../documents.parquet"', "tables.1.name"),
+        (b'"name":"packs.parquet"', b'"name":"a\\u0000b"', "tables.0.name"),
+    ],
+    ids=["a key twice", "deep", "a table twice", "elsewhere", "no name"],
+)
+def test_a_manifest_that_says_two_things_is_refused(old: bytes, new: bytes, said: str) -> None:
+    """Fails when one of two values of a key is taken, or a table is looked for that is none of the dataset."""
+    data = b"".join(manifest_parts(head_of(manifest([])), []))
+    assert data.count(old) == 1
+    for read in (decode_manifest, lambda data, where: decode_manifest_parts(data, where)[0]):
+        with pytest.raises(ManifestInvalid, match=said):
+            read(data.replace(old, new), "x")

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preshard.schemas.dataset.table import Column, TableFile, numbers, table_errors, texts
+from preshard.schemas.dataset.table import Column, TableFile, lists, number, table_errors, text
 from preshard.schemas.errors import AnnotationsInvalid, TableInvalid
 from preshard.schemas.tables import DECLARED, DOCUMENTS, PACKS, TABLES, open_table
 from tests.support.hostile_bytes import claim_of_rows
 
-COLUMNS = (*numbers("id"), *texts("name"), Column(name="kind", type=pa.string(), legal=("a", "b")))
+COLUMNS = (number("id", "a row"), text("name", "its name"), text("kind", "its kind", ("a", "b")))
+LISTS = (number("degree", "ranks"), *lists("of each", "loads", length="degree", nulls="rows without"))
 
 
 def written(table: pa.Table, **options: Any) -> bytes:
@@ -62,7 +63,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "many columns": (
         lambda: written(pa.table({str(number): [1] for number in range(3000)})), "has 3,000 columns; at most 256",
     ),
-    "a null": (lambda: written(rows(9, id=[None, *range(8)])), "id has 1 null"),
+    "a null": (lambda: written(rows(9, id=[None, *range(8)])), "id has nulls"),
     "below 0": (lambda: written(rows(9, id=[-5] * 9)), "id is -5; it must be from 0"),
     "no legal value": (lambda: written(rows(9, kind=["c"] * 9)), "kind is 'c'; legal are a, b"),
     "no UTF-8": (
@@ -88,6 +89,29 @@ def test_what_is_no_such_table_is_refused_in_one_line(make: Callable[[], bytes],
         read(make())
     assert str(raised.value).startswith("t.parquet: ")
     assert pa.total_allocated_bytes() - before < 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        ([[1, 2], None], None),
+        ([[1, 2], [3]], "loads has a list that is not as long as degree says"),
+        ([[1, None], [3, 4]], "loads has a list with nulls in it"),
+        ([[1, 2], [3, -4]], "loads is -4; it must be from 0"),
+    ],
+)
+def test_lists_are_as_long_as_another_column_says(loads: list[list[int] | None], said: str | None) -> None:
+    """Fails when a list of ranks that is short, or lacks a number, is read: where the length is in a column beside it,
+    and where the caller knows it.
+    """
+    table = pa.table({"degree": [2, 2], "loads": pa.array(loads, pa.list_(pa.int64()))})
+    for columns, known in ((["degree", "loads"], {}), (["loads"], {"degree": 2})):
+        file = TableFile(pa.BufferReader(written(table)), "t.parquet", LISTS)
+        if said is None:
+            assert file.read(columns=columns, known=known)["loads"].to_pylist() == loads
+            continue
+        with pytest.raises(TableInvalid, match=said):
+            file.read(columns=columns, known=known)
 
 
 def test_rows_are_those_of_the_manifest() -> None:

@@ -95,7 +95,7 @@ BROKEN_FOLDERS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]]
     "version": (errors.ManifestInvalid, "format_version is 0", _edited(lambda m: m.update(format_version=0))),
     "no field": (errors.ManifestInvalid, "shards", _edited(lambda m: m.pop("shards"))),
     "no setting": (errors.ManifestInvalid, "vision is not written out", _edited(lambda m: m["config"].pop("vision"))),
-    "no table": (errors.ManifestInvalid, "packs.parquet is not listed", _edited(lambda m: m.update(tables=[]))),
+    "no table": (errors.ManifestInvalid, "tables: has ", _edited(lambda m: m.update(tables=[]))),
     "no packs": (errors.TableMissing, "packs.parquet", lambda folder: (folder / "packs.parquet").unlink()),
     "other packs": (errors.TableChanged, "SHA-256", lambda folder: (folder / "packs.parquet").write_bytes(b"PAR1")),
 }

@@ -118,7 +118,7 @@ def test_opening_reads_no_row(tmp_path: Path) -> None:
     [
         ("header_size", 2**32, "header_size is 4294967296; it must be from 0 to 4294967295"),
         ("offset", -1, "offset is -1; it must be from 0"),
-        ("size", None, "size has 1 null"),
+        ("size", None, "size has nulls"),
     ],
 )
 def test_a_value_that_is_no_place_is_refused(tmp_path: Path, column: str, value: int | None, said: str) -> None:
