@@ -122,6 +122,8 @@ test-cluster: .venv/installed
 test-matrix: .venv/installed
 	@echo "==> whole grids, of which make test has a part"
 	@$(BIN)/python -m pytest --quiet -n $(WORKERS) -m slow
+	@echo "==> forged datasets, drawn by number, against everything that opens one"
+	@$(BIN)/python tests/hostile/forged.py --draws 5000
 	@WORKERS=$(WORKERS) $(BIN)/python tests/matrix/run.py
 
 # A machine with a GPU has a torch of its own, whose Python is named or found; there nothing is installed.

@@ -17,6 +17,7 @@ from preshard.packer_service.runtime.patience import is_waited_for
 from preshard.packer_service.runtime.probe import RayLostError
 from preshard.schemas import VERSION
 from preshard.schemas.errors import ConfigError, PlanError, PreshardError
+from preshard.schemas.files.regular import FileRefusedError
 from preshard.schemas.files.secrets import without_secrets
 
 
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
     except Interrupted as stop:
         _fail(stop.exit_status, INTERRUPTED)
-    except (ConfigError, PlanError) as error:
+    except (ConfigError, PlanError, FileRefusedError) as error:
         _fail(2, str(error))
     except RayLostError as error:
         exit_at_once(without_secrets(str(error)))

@@ -9,10 +9,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from preshard.packer_service.ingest.carried import files_to_carry
 from preshard.packer_service.ingest.media.reach import AllowedMedia
+from preshard.packer_service.ingest.source.forms.custom import source_hash
 from preshard.packer_service.job.finish import Finished, finish, write_carried
 from preshard.packer_service.job.ownership import Claim, claimed, finished_before, now
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
@@ -23,7 +24,7 @@ from preshard.packer_service.report.console import mixture_lines
 from preshard.packer_service.report.run import JobFacts
 from preshard.packer_service.runtime.executors import Executor, OnNodes
 from preshard.packer_service.runtime.progress import Progress
-from preshard.packer_service.runtime.proof import MOST_ENTRIES, Place, make_proof
+from preshard.packer_service.runtime.proof import MOST_ENTRIES, Code, Place, make_proof
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.changes import NAMES_FILES
@@ -109,7 +110,7 @@ def run(
         )
         if isinstance(executor, OnNodes):
             nodes = (claim.work / NODES).location
-            executor.require(lambda: make_proof(out, nodes, _places(job)))
+            executor.require(lambda: make_proof(out, nodes, _places(job), _code(job)))
         try:
             return _run(job, stages, write_carried(folder, carried.files))
         except (ConfigError, PlanError) as error:
@@ -131,6 +132,16 @@ def _places(job: ResolvedJob) -> list[Place]:
     named += job.media.named()
     named += [(key, str(value)) for key in NAMES_FILES if (value := getattr(job.config, key)) is not None]
     return [Place(item=item, location=location, remedy="mount it there") for item, location in named]
+
+
+def _code(job: ResolvedJob) -> list[Code]:
+    """The user's own functions, which every node has to import alike."""
+    hashes = {file.form: file.form_sha256 for file in job.sources.files}
+    return [
+        Code(item=f"--form {name}", hash_it=partial(source_hash, name), sha256=sha256)
+        for name, sha256 in sorted(hashes.items())
+        if sha256 is not None
+    ]
 
 
 def _check_writable(folder: Folder) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool
 
 from preshard.packer_service.ingest.source.file import Fragment
+from preshard.packer_service.job.blame import Blame
 from preshard.packer_service.job.ownership import Claim
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.planning.blame import Blame
 from preshard.packer_service.job.planning.measure import measure_and_keep
 from preshard.packer_service.job.planning.measured import COPIES, KeptFragment, find_measured
 from preshard.packer_service.job.planning.partitions import PartitionPlanner
@@ -97,9 +97,9 @@ class Stages:
             self.progress.note(f"found {len(fragments) - len(missing)} of {len(fragments)} fragments measured before")
         measure = partial(measure_and_keep, config=config, work=work.location)
         blame = Blame(work=work, config=config)
-        for result in self._run("measured fragments", measure, [(i, fragments[i]) for i in missing]):
+        for _, result in self._run("measured fragments", measure, [(i, fragments[i]) for i in missing]):
             if isinstance(executor, OnNodes):
-                blame.check(fragments[result.kept.number], result, executor.node)
+                blame.check_measured(fragments[result.kept.number], result, executor.node)
             kept[result.kept.number] = result.kept
         return kept
 
@@ -120,17 +120,22 @@ class Stages:
             out=folder.location,
         )
         missing = np.flatnonzero(~kept).tolist()
-        for _ in self._run("written shards", build, MadeItems(len(missing), lambda n: shards[missing[n]])):
-            pass
+        items = MadeItems(len(missing), lambda n: shards[missing[n]])
+        blame, executor = Blame(work=self.claim.work, config=job.config), self.executor
+        for number, result in self._run("written shards", build, items):
+            if isinstance(executor, OnNodes):
+                blame.check_written(items[number], planned, result, executor.node)
         return len(shards)
 
-    def _run(self, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[T]:
-        """Runs tasks that keep their results themselves, reports their progress, and yields what they counted."""
+    def _run(self, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[tuple[int, T]]:
+        """Runs tasks that keep their results themselves, reports their progress, and yields what each counted."""
         amounts: Counter[str] = Counter()
-        for done, (_, result) in enumerate(self.executor.run(function, items), start=1):
+        if len(items) and isinstance(self.executor, OnNodes):  # whose first result may take minutes
+            self.progress.note(f"{what}: 0 of {len(items)}")
+        for done, (number, result) in enumerate(self.executor.run(function, items), start=1):
             amounts.update(result.amounts)
             self.progress.step(what, done, len(items), amounts)
-            yield result
+            yield number, result
 
 
 def kept_shards(

@@ -9,7 +9,7 @@ import posixpath
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +47,15 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """Code of the user's own, which tasks import: ``item`` is what messages call it, ``hash_it`` hashes it anywhere."""
+
+    item: str
+    hash_it: Callable[[], str]
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
     """What each worker of a job has to prove.
 
@@ -56,6 +65,7 @@ class Proof:
         folder: location of a folder in it, where the driver has left a file and each worker leaves one.
         software: names and versions as the driver has them.
         places: files and folders that the driver sees.
+        code: the user's own.
     """
 
     token: str
@@ -63,6 +73,7 @@ class Proof:
     folder: str
     software: tuple[tuple[str, str], ...]
     places: tuple[Place, ...]
+    code: tuple[Code, ...] = ()
 
     def fault(self, name: str) -> str | None:
         """What differs here, or None after a file ``name`` was written into the folder. Runs in a worker."""
@@ -85,7 +96,8 @@ class Proof:
                 file.flush()
         except OSError as error:
             return f"its folder for temporary files cannot be written ({_one_line(error)}); make room, or set TMPDIR"
-        return next((fault for place in self.places if (fault := _unseen(place))), None)
+        faults = (*map(_unseen, self.places), *map(_other_code, self.code))
+        return next(filter(None, faults), None)
 
     def is_seen(self, name: str) -> bool:
         """Whether the driver sees the file that a worker has written; waits for it. Runs in the driver."""
@@ -104,13 +116,14 @@ class Proof:
 _SHARE = "give a folder that all nodes share, or an object store"
 
 
-def make_proof(out: str, folder: str, places: Iterable[Place]) -> Proof:
+def make_proof(out: str, folder: str, places: Iterable[Place], code: Iterable[Code] = ()) -> Proof:
     """The driver's side: leaves its file in the folder, and notes what it has and sees.
 
     Args:
         out: the dataset's folder.
         folder: a folder in it that is there.
         places: files and folders of the job. Of a folder, some of its files are taken.
+        code: the user's own.
     """
     token = uuid.uuid4().hex[:12]
     filesystem, path = locate(join(folder, f"{DRIVER}-{token}"))
@@ -119,7 +132,7 @@ def make_proof(out: str, folder: str, places: Iterable[Place]) -> Proof:
     with filesystem.open_output_stream(path) as sink:
         sink.write(b"")
     seen = tuple(each for place in places for each in _sights(place))
-    return Proof(token=token, out=out, folder=folder, software=software(), places=seen)
+    return Proof(token=token, out=out, folder=folder, software=software(), places=seen, code=tuple(code))
 
 
 @cache
@@ -188,6 +201,17 @@ def _unseen(place: Place) -> str | None:
         reason = f"cannot be looked at ({_one_line(error)}), though the driver sees it"
     name = place.location if is_remote(place.location) else posixpath.normpath(place.location)
     return f"{place.item} {name}: {reason}; {place.remedy}"
+
+
+def _other_code(code: Code) -> str | None:
+    try:
+        here = code.hash_it()
+    except ConfigError as error:
+        return _one_line(error)
+    if here == code.sha256:
+        return None
+    hashes = f"SHA-256 {here[:12]}..., the driver's {code.sha256[:12]}..."
+    return f"{code.item}: its file is another there ({hashes}); copy the driver's to all nodes"
 
 
 def _one_line(error: BaseException) -> str:

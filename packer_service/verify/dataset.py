@@ -42,7 +42,7 @@ from preshard.schemas.errors import (
 )
 from preshard.schemas.files.regular import FileRefusedError
 from preshard.schemas.files.secrets import without_secrets
-from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, LARGEST_MANIFEST, MANIFEST, Manifest
+from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, LARGEST_MANIFEST, MANIFEST, SHARDS, Manifest, ShardEntry
 
 MOST_PACKS = 8
 """Packs of a dataset that are checked independently unless all are asked for."""
@@ -119,13 +119,17 @@ class _Dataset:
     checked: Counter[str]
     found: TablesFound = field(default_factory=TablesFound)
     marks: Marks | None = None
+    shards: list[ShardEntry] = field(default_factory=list)
 
     def check_tables(self, progress: Progress) -> None:
         """The manifest, the files that are there, and all tables but the measures, which are read with the shards."""
         manifest, config, faults = self.manifest, self.config, self.faults
         faults.extend(check_manifest(manifest), MANIFEST)
         faults.extend(check_shard_list(manifest, config), MANIFEST)
-        for file, finding in check_files(manifest, self.folder.names(), self.folder.links_outside()):
+        names = self.folder.names()
+        there = set(names)
+        self.shards = [entry for entry in manifest.shards if f"{SHARDS}/{entry.name}" in there]
+        for file, finding in check_files(manifest, names, self.folder.links_outside()):
             faults.extend([finding], file)
         carried = CarriedCheck(manifest, config, self._read_small)
         for file, finding in carried.run():
@@ -161,7 +165,7 @@ class _Dataset:
 
     def check_shards(self, independent: Container[int], processes: int, progress: Progress) -> None:
         """Every shard and its rows of the tables. Figures of ``independent`` packs share no code with the writer."""
-        n_packs, total = self.manifest.counts.packs, len(self.manifest.shards)
+        n_packs, total = self.manifest.counts.packs, len(self.shards)
         order = MeasureOrder.of(self.config, n_packs)
         reader = MeasuresReader(self.folder, self.faults, self.manifest.table(MEASURES_FILE), order)
         tasks = self._tasks(reader, len(order.groups), independent)
@@ -179,7 +183,7 @@ class _Dataset:
         return list(self.found.pieces.mark(rows, knows_lost="rejects.parquet" in self.found.rows))
 
     def _tasks(self, reader: MeasuresReader, per_pack: int, independent: Container[int]) -> Iterator[ShardTask]:
-        """One task per shard, made when a process is free for it, so that few shards' rows are in memory twice."""
+        """One task per shard that is there, made when a process is free for it: rows of few shards are in memory twice."""
         total = self.manifest.counts.packs
         with ExitStack() as stack:
 
@@ -189,7 +193,7 @@ class _Dataset:
             packs = opened("packs.parquet") if "packs.parquet" in self.found.rows else None
             spans = self.found.spans
             documents = None if spans is None else DocumentRows(opened("documents.parquet"), spans)
-            for entry in self.manifest.shards:
+            for entry in self.shards:
                 # What a damaged manifest says may be more than any table holds, and more than Arrow can count.
                 first, n_packs = (min(number, total) for number in (entry.first_pack, entry.packs))
                 yield ShardTask(

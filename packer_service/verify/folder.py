@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.scan import RowReader
-from preshard.packer_service.verify.verdict import Finding
+from preshard.packer_service.verify.verdict import MOST_LISTED, Finding
 from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, open_annotations
@@ -66,7 +66,9 @@ def check_shard_list(manifest: Manifest, config: PackConfig) -> Iterator[Finding
 
 
 def check_files(manifest: Manifest, names: Sequence[str], links: Mapping[str, str]) -> Iterator[tuple[str, Finding]]:
-    """Every file that the manifest names is there, but for shards, and no other. Yields the file with what is wrong.
+    """Every file that the manifest names is there, and no other. Yields the file with what is wrong.
+
+    Of shards that are missing the first are files of their own, and the others one of their folder, which are counted.
 
     Args:
         manifest: the manifest.
@@ -78,11 +80,13 @@ def check_files(manifest: Manifest, names: Sequence[str], links: Mapping[str, st
     for entry in manifest.tables:
         if entry.name not in there:
             yield entry.name, (TableMissing, "is not there")
-    for shard in manifest.shards:
-        index = f"{SHARDS}/{shard.name}.idx"
-        known |= {f"{SHARDS}/{shard.name}", index}  # whoever reads the shard says if it is missing
-        if index not in there:
-            yield index, (ShardMissing, "is not there")
+    of_shards = [f"{SHARDS}/{shard.name}{ending}" for shard in manifest.shards for ending in ("", ".idx")]
+    known |= set(of_shards)
+    for number, name in enumerate(name for name in of_shards if name not in there):
+        if number < MOST_LISTED:
+            yield name, (ShardMissing, "is not there")
+        else:
+            yield SHARDS, (ShardMissing, f"{name.removeprefix(SHARDS + '/')} is not there")
     for name in names:
         if name not in known and not name.startswith((f"{WORK}/", f"{ENERGON}/")):
             yield name, (FileUnknown, "is not a file of the format; a job that was killed leaves .tmp- files behind")

@@ -1,11 +1,13 @@
 """Mutations of every file of a dataset against everything that opens one: bytes, fields, columns, sizes, links.
 
-    python tests/hostile/forged.py DATASET [--draws 5000] [--first 0] [--entries ENTRY,...] [--seconds 3600]
+    python tests/hostile/forged.py [DATASET] [--draws 5000] [--first 0] [--entries ENTRY,...] [--plant FAULT]
 
 Draws are numbered, and each follows from its number: ``--first 17 --draws 1`` makes that of the 17th again. Sizes,
 counts and checksums are repaired for most of them, so that nothing is found by a hash alone. Prints what does not end
 as it should: in one line that names the file, or as if nothing were wrong, within limits of time and memory. Exit
-status 1 if there is any such.
+status 1 if there is any such. Without DATASET the demonstration source is packed, in a minute.
+
+``--plant`` puts back a fault that there was, ends with the first draw that finds it, and with status 1 if none does.
 """
 
 from __future__ import annotations
@@ -32,6 +34,11 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 from probes import ENTRIES, Outcome, probe, warm  # noqa: E402
 
+from preshard.packer_service.config import load_config  # noqa: E402
+from preshard.packer_service.demo.source import write_demo_source  # noqa: E402
+from preshard.packer_service.job.pack import pack  # noqa: E402
+from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
+from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.schemas.codec import HEAD, HEADER_MEMBERS, crc32c, sample_key, tar_member  # noqa: E402
 from preshard.schemas.files.npz import decode_arrays, encode_arrays  # noqa: E402
 from preshard.schemas.header import read_member  # noqa: E402
@@ -211,6 +218,44 @@ def arrays_of_a_sample(folder: Path, draw: Draw) -> str:
     return f"{extension}: {kind} of {name}"
 
 
+def _follow_links() -> None:
+    from preshard.packer_service.shards import store
+
+    store.refuse_links = lambda _top, _path: None
+
+
+def _inflate_whatever_is_there() -> None:
+    from preshard.schemas.files import npz
+
+    decode = npz.decode_arrays
+    for module in [module for module in sys.modules.values() if getattr(module, "decode_arrays", None) is decode]:
+        vars(module)["decode_arrays"] = lambda data, _room: decode(data, lambda _: 1 << 40)
+
+
+def _believe_tables() -> None:
+    from preshard.schemas.dataset.table import TableFile
+
+    vars_of: Any = TableFile
+    vars_of._check_columns = vars_of._check_size = vars_of.check = lambda *_, **__: None
+
+
+def _print_what_is_there() -> None:
+    from preshard.schemas.files import printed
+
+    for module in [
+        module for module in sys.modules.values() if getattr(module, "printable", None) is printed.printable
+    ]:
+        vars(module)["printable"] = str
+
+
+FAULTS: dict[str, tuple[Callable[[], None], str]] = {
+    "links": (_follow_links, "written outside"),
+    "inflated": (_inflate_whatever_is_there, "memory"),
+    "tables": (_believe_tables, "traceback"),
+    "printed": (_print_what_is_there, "long"),
+}
+"""What puts back a fault of before, and how an entry ends by it."""
+
 MUTATIONS: tuple[Mutation, ...] = (
     bytes_of_a_file,
     size_of_a_file,
@@ -237,6 +282,11 @@ def make(number: int, healthy: Path, copy: Path) -> str:
         _write(file, data)
     draw = random.Random(number)
     return draw.choice(MUTATIONS)(copy, draw)
+
+
+def mutation_of(number: int) -> Mutation:
+    """What a draw changes."""
+    return random.Random(number).choice(MUTATIONS)
 
 
 def wrong_of(
@@ -279,6 +329,15 @@ def _listed(folder: Path) -> list[tuple[str, int, int]]:
         return []
     files = [folder, *sorted(folder.rglob("*"))] if folder.is_dir() else [folder]
     return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
+
+
+def packed_demo(folder: Path) -> Path:
+    """A dataset of the demonstration source, with several shards of short packs."""
+    write_demo_source(folder / "source", log=lambda _: None)
+    settings = ["seq_len=2048", "cp_sizes=[1,2]", "ring_degrees=[1,2]", "block_size=128", "packs_per_shard=4"]
+    config = load_config(None, [*settings, "order.window=2", "vision.image_size=84", "video.max_frames=4"])
+    pack([str(folder / "source")], str(folder / "dataset"), config, PlainExecutor(), NoProgress())
+    return folder / "dataset"
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -353,27 +412,42 @@ def _put_sample(folder: Path, members: dict[str, bytes], *, repair_head: bool = 
 def main() -> None:
     """Entry point of the script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", type=Path)
+    parser.add_argument("dataset", type=Path, nargs="?")
     parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--entries", default=",".join(ENTRIES))
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no draw begins")
+    parser.add_argument("--plant", choices=sorted(FAULTS))
     given = parser.parse_args()
-    ids = pq.read_table(given.dataset / "documents.parquet", columns=["doc_id"])["doc_id"].to_pylist()[:9]
-    warm(given.dataset, ids)
+    with tempfile.TemporaryDirectory(prefix="datasets-") as scratch:
+        healthy = packed_demo(Path(scratch)) if given.dataset is None else given.dataset
+        sys.exit(_run(given, healthy, Path(scratch) / "copy"))
+
+
+def _run(given: argparse.Namespace, healthy: Path, copy: Path) -> int:
+    ids = pq.read_table(healthy / "documents.parquet", columns=["doc_id"])["doc_id"].to_pylist()[:9]
+    warm(healthy, ids)
+    plant, expected = FAULTS.get(given.plant, (lambda: None, ""))
+    plant()
     counts, until, made = Counter[str](), time.monotonic() + given.seconds, 0
-    with tempfile.TemporaryDirectory(prefix="datasets-", dir=given.dataset.parent) as scratch:
-        for number in range(given.first, given.first + given.draws):
-            if time.monotonic() > until:
-                break
-            made += 1
-            for what, entry, outcome in wrong_of(
-                number, given.dataset, Path(scratch) / "copy", given.entries.split(","), ids
-            ):
-                counts[outcome.what] += 1
-                print(f"{number} {what!r:.120}: {entry}: {outcome.what}: {outcome.line!r:.200}", flush=True)
-    print(f"{made} draws against {len(given.entries.split(','))} entries: {dict(counts) or 'all as they should'}")
-    sys.exit(bool(counts))
+    entries = given.entries.split(",")
+    for number in range(given.first, given.first + given.draws):
+        if time.monotonic() > until:
+            break
+        made += 1
+        for what, entry, outcome in wrong_of(number, healthy, copy, entries, ids):
+            counts[outcome.what] += 1
+            print(f"{number} {what!r:.120}: {entry}: {outcome.what}: {outcome.line!r:.200}", flush=True)
+        if counts[expected]:
+            print(f"{given.plant}: found by draw {number}, the {made}th")
+            return 0
+        if made % 100 == 0:
+            print(f"{made} draws, {counts.total()} wrong", file=sys.stderr, flush=True)
+    if given.plant:
+        print(f"{given.plant}: not found by {made} draws")
+        return 1
+    print(f"{made} draws against {len(entries)} entries: {dict(counts) or 'all as they should'}")
+    return int(bool(counts))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from preshard.packer_service.ingest.source.forms.custom import source_hash
 from preshard.packer_service.runtime import proof as proving
-from preshard.packer_service.runtime.proof import Place, Proof, make_proof
+from preshard.packer_service.runtime.proof import Code, Place, Proof, make_proof
 from preshard.schemas import VERSION
 
 
@@ -76,6 +78,22 @@ def test_a_node_that_differs_says_what_and_how_to_mend_it(kind: str, whole: Proo
     assert fault is not None
     assert fault.startswith(said.format(tmp_path))
     assert "\n" not in fault
+
+
+def test_a_form_of_another_file_is_a_fault(whole: Proof, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a node imports another file of the user's form than the driver, or none."""
+    file = tmp_path / "form_of_a_proof.py"
+    file.write_text("def parse(row): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "form_of_a_proof:parse"
+    code = Code(item=f"--form {name}", hash_it=partial(source_hash, name), sha256=source_hash(name))
+    given = replace(whole, code=(code,))
+    assert given.fault("one") is None
+    file.write_text("def parse(row): return row\n")
+    said = f"--form {name}: its file is another there (SHA-256 "
+    assert (given.fault("one") or "").startswith(said)
+    missing = replace(code, hash_it=partial(source_hash, "no_module_of_a_proof:parse"))
+    assert "ModuleNotFoundError" in (replace(whole, code=(missing,)).fault("one") or "")
 
 
 def test_what_only_the_worker_sees_is_a_fault(whole: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
