@@ -183,7 +183,7 @@ class _Dataset:
         return list(self.found.pieces.mark(rows, knows_lost="rejects.parquet" in self.found.rows))
 
     def _tasks(self, reader: MeasuresReader, per_pack: int, independent: Container[int]) -> Iterator[ShardTask]:
-        """One task per shard that is there, made when a process is free for it: rows of few shards are in memory twice."""
+        """One task per shard that is there, made when a process is free for it: few rows are in memory twice."""
         total = self.manifest.counts.packs
         with ExitStack() as stack:
 
