@@ -28,7 +28,7 @@ from tests.support.served import descendants, is_running, memory_bytes, processo
 KINDS = (
     "window-of-a-trillion", "manifest-endless", "manifest-a-pipe", "shards-a-circle", "folders-deep", "name-no-text",
     "samples-of-noise", "parquet-footer-of-gigabytes", "loads-wild", "bomb-of-documents",
-    "sample-inflates-to-gigabytes", "figures-deep",
+    "sample-inflates-to-gigabytes", "figures-deep", "manifest-many-keys",
 )  # fmt: skip
 """One of each sort; `tests/benchmarks/hostile_service.py` has them all."""
 
@@ -178,6 +178,10 @@ def test_hostile_datasets_hold_up_no_sound_one(front: Front, hostile_root: Path)
             assert front.get("/v1/datasets/tiny/packs").status == 200
     assert {status for statuses in asked.values() for status in statuses.values()} <= ANSWERED, asked
     assert asked["parquet-footer-of-gigabytes"]["/packs?sort=-attention"] == 409
+    beside = [
+        (front.get("/v1/datasets/manifest-many-keys").status, front.get("/v1/datasets/tiny").status) for _ in range(25)
+    ]
+    assert set(beside) == {(409, 200)}  # a look at a million keys that are decoded takes longer than it may
     assert memory_bytes(descendants(front.process.pid)) < 2 << 30
     deadline = time.monotonic() + LONG
     while (used := used_in_a_second(front)) >= 0.3 and time.monotonic() < deadline:  # what was asked may be ending

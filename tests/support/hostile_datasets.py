@@ -120,6 +120,12 @@ def manifest_of(data: bytes) -> Make:
     return lambda folder: (folder / "manifest.json").write_bytes(data) and None  # type: ignore[func-returns-value]
 
 
+def many_keys(folder: Path) -> None:
+    """A manifest of 31 MB with a million keys, in order otherwise."""
+    counts = {f"*.pattern-number-{number:08d}": 1 for number in range(1_000_000)}
+    seal(folder, read_manifest(folder) | {"unread_files": counts})
+
+
 def endless(name: str) -> Make:
     """A file of a terabyte that takes no place."""
 
@@ -225,7 +231,7 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
 FILES: dict[str, Make] = {
     "manifest-endless": endless("manifest.json"),
     "manifest-deep": manifest_of(b'{"format_version":3,"config":' + DEEP + b"}"),
-    "manifest-many-keys": manifest_of(json.dumps({str(n): n for n in range(300_000)} | {"format_version": 3}).encode()),
+    "manifest-many-keys": many_keys,
     "manifest-a-pipe": pipe("manifest.json"),
     "manifest-a-device": link("manifest.json", "/dev/zero"),
     "manifest-a-circle": link("manifest.json", "manifest.json"),
