@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from preshard.packer_service.ingest.carried import with_settings_of_datasets
+from preshard.packer_service.report.advice.model import folder_cost
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.errors import ConfigError
 
@@ -31,6 +32,9 @@ def load_config(
         over: values that override the file's, too; sections are mappings.
         sources: of the job; keys that neither gives are those of the packed datasets among them.
 
+    Returns:
+        The configuration. Dimensions in ``cost`` that nothing gives are those of the model folder, if there is one.
+
     Raises:
         ConfigError: the file cannot be read, or a key or value is not legal; one line that names it. Also where a
             dataset among the sources cannot be packed again.
@@ -43,7 +47,20 @@ def load_config(
         values[key] = {**values[key], **value} if both else value
     if isinstance(values.get("model"), str):
         values["model"] = model_folder(values["model"])
-    return parse_config(with_settings_of_datasets(sources, values))
+    return _with_cost_of_model(parse_config(with_settings_of_datasets(sources, values)))
+
+
+def _with_cost_of_model(config: PackConfig) -> PackConfig:
+    if config.model is None:
+        return config
+    try:
+        found = folder_cost(config.model, config.images.backend)
+    except ConfigError:
+        # A folder that cannot be packed for is refused where the job opens it. One whose dimensions have other names is
+        # packed for, and reports warn of a cost that does not fit.
+        return config
+    cost = {**found, **config.cost.model_dump(include=config.cost.model_fields_set)}
+    return config.model_copy(update={"cost": parse_config({"cost": cost}).cost})
 
 
 def model_folder(given: str) -> str:

@@ -202,8 +202,7 @@ def warnings_of(manifest: ManifestHead, config: PackConfig, thinned: Thinned | N
     """What a report of a dataset warns of: dimensions of another model than its tokens are for, and thinned videos."""
     warnings = thinned_warnings(thinned, config)
     if found := cost_contradiction(manifest.tokenizer, manifest.model, config):
-        reason = "costs are those of another model; set cost.* to the dimensions of the one that will train"
-        warnings.insert(0, f"{found}: {reason}")
+        warnings.insert(0, f"{found}; set cost.* to the dimensions of the model that will train")
     return warnings
 
 
@@ -226,11 +225,13 @@ def cost_contradiction(tokenizer: TokenizerEntry, model: ModelEntry | None, conf
     encoder = encoder_of(model.settings) if model else None
     if encoder and encoder.row_outputs % cost.hidden_size:
         return (
-            f"cost.hidden_size is {cost.hidden_size}, and the image features of {model.model_type if model else ''} "
-            f"have {encoder.row_outputs} numbers"
+            f"cost settings assume hidden_size {cost.hidden_size:,}, the image features of "
+            f"{model.model_type if model else ''} have {encoder.row_outputs:,} numbers"
         )
     of_images = model is None and tokenizer.image_id == tokenizer.vocab_size - 1
     tokens = tokenizer.vocab_size - of_images
     if not tokens <= cost.vocab_size <= PADDED_VOCABULARY * tokens:
-        return f"cost.vocab_size is {cost.vocab_size:,}, and the tokenizer {tokenizer.name} has {tokens:,} tokens"
+        return (
+            f"cost settings assume vocab_size {cost.vocab_size:,}, the tokenizer {tokenizer.name} has {tokens:,} tokens"
+        )
     return None

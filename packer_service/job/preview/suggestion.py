@@ -28,7 +28,6 @@ from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.dimensions import ModelDimensions
-from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.model.followed import layer_masks
 
 LOST = 0.01
@@ -311,7 +310,7 @@ def written(
         for name in ("cp_sizes", "ring_degrees")
         if name not in fixed
     }
-    values["cost"] = _cost(sizes, config)
+    values["cost"] = config.cost.model_dump(mode="json", include=config.cost.model_fields_set)
     if cp_size not in values["cp_sizes"] and "cp_sizes" not in fixed and config.seq_len % (2 * cp_size) == 0:
         values["cp_sizes"].append(cp_size)
     about = "about 1 pack" if taken.packs == 1 else f"about {taken.packs:,} packs"
@@ -388,23 +387,3 @@ def _table(choices: Sequence[Choice], taken: Choice, sampled: Sampled) -> list[s
 def _degrees(question: AdviceQuestion) -> list[int]:
     return [size for size in DEGREES if question.gpus % size == 0]
 
-
-def _cost(sizes: ModelDimensions, config: PackConfig) -> dict[str, int]:
-    """The keys of ``cost`` by the model folder."""
-    found = {
-        "hidden_size": sizes.hidden,
-        "num_layers": sizes.layers,
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
-        "intermediate_size": sizes.inner,
-        "vocab_size": sizes.vocab,
-    }
-    encoder = encoder_of(load_family(config.model or "", config.images.backend).family.settings)
-    if encoder is None:
-        return found
-    return found | {
-        "vision_hidden_size": encoder.hidden_size,
-        "vision_num_layers": encoder.layers + encoder.windowed_layers,
-        "vision_intermediate_size": encoder.intermediate_size,
-    }

@@ -14,7 +14,7 @@ from preshard.schemas.model.dimensions import (
     row_width,
 )
 from preshard.schemas.model.encoder import VisionEncoder, encoder_of
-from preshard.schemas.sections import CostConfig, VisionConfig
+from preshard.schemas.sections import CostConfig, ImageBackend, VisionConfig
 
 
 def configured_sizes(
@@ -56,6 +56,32 @@ def folder_sizes(folder: str) -> ModelDimensions:
     """
     config = ModelFolder(Path(folder)).config
     return model_dimensions(config, encoder_of(load_family(folder).family.settings), f"{folder}/config.json")
+
+
+def folder_cost(folder: str, backend: ImageBackend) -> dict[str, int]:
+    """The keys of ``cost`` that a model folder decides. No weights are read.
+
+    Raises:
+        ConfigError: the folder is no model folder of a known kind, or a dimension is missing.
+    """
+    encoder = encoder_of(load_family(folder, backend).family.settings)
+    sizes = model_dimensions(ModelFolder(Path(folder)).config, encoder, f"{folder}/config.json")
+    of_decoder = {
+        "hidden_size": sizes.hidden,
+        "num_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "intermediate_size": sizes.inner,
+        "vocab_size": sizes.vocab,
+    }
+    if encoder is None:
+        return of_decoder
+    return of_decoder | {
+        "vision_hidden_size": encoder.hidden_size,
+        "vision_num_layers": encoder.layers + encoder.windowed_layers,
+        "vision_intermediate_size": encoder.intermediate_size,
+    }
 
 
 def _configured_encoder(cost: CostConfig, vision: VisionConfig) -> int:
