@@ -3,12 +3,14 @@
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
+from numba.core import event
 from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
@@ -36,6 +38,35 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     kept = kernel._cache
     kept._cache_file = IndexDataCacheFile(kept.cache_path, f"{kept._impl.filename_base}.{stamp}", stamp)
     return kernel
+
+
+@contextmanager
+def hear_of_compiling(begins: Callable[[], None], ends: Callable[[], None]) -> Iterator[None]:
+    """Calls ``begins`` whenever a loop starts to be compiled, and ``ends`` when that and all that it calls is done.
+
+    A loop that comes from the cache is not heard.
+    """
+    listener = _Compiling(begins, ends)
+    event.register("numba:compile", listener)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", listener)
+
+
+class _Compiling(event.Listener):
+    def __init__(self, begins: Callable[[], None], ends: Callable[[], None]) -> None:
+        self.begins, self.ends, self.depth = begins, ends, 0
+
+    def on_start(self, event: event.Event) -> None:  # noqa: ARG002
+        self.depth += 1
+        if self.depth == 1:
+            self.begins()
+
+    def on_end(self, event: event.Event) -> None:  # noqa: ARG002
+        self.depth -= 1
+        if not self.depth:
+            self.ends()
 
 
 def _stamp_sources(function: Callable[..., Any], kernel: Any) -> str:

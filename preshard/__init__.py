@@ -13,6 +13,12 @@ __version__ = VERSION
 
 __all__ = ["__version__", "open", "pack"]
 
+_MODULES = (
+    *("attention", "data", "documents", "energon", "export", "hugging_face", "models", "schemas", "service"),
+    *("torchtitan", "train"),
+)
+"""What programs may import, besides the names of this module."""
+
 _FUNCTIONS = {"pack": ("pack", "pack"), "open": ("dataset", "Dataset")}
 
 
@@ -26,3 +32,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         missing = f"preshard.{name} needs the package {error.name}: pip install 'preshard[pack]'"
         raise ModuleNotFoundError(missing, name=error.name) from None
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])

@@ -66,20 +66,26 @@ def test_what_goes_wrong_is_an_error_of_ours(rows: Path, tmp_path: Path) -> None
 
 def test_the_parts_of_ranks_are_those_that_the_reader_gives(tiny_dataset: Path, tiny_config: PackConfig) -> None:
     """Fails when a rank's tokens or crops here are others than those that it trains on."""
-    dataset = preshard.open(tiny_dataset)
+    dataset, seen = preshard.open(tiny_dataset), 0
     for rank in range(4):
         batch = next(iter(PackedDataset(tiny_dataset, ring_degree=2, ulysses_degree=2, cp_rank=rank, layout="zigzag")))
         pack = dataset[batch.pack_id]
         own = pack.positions(rank, ring_degree=2, ulysses_degree=2, layout="zigzag")
         np.testing.assert_array_equal(pack.tokens[own], batch.tokens)
-        assert pack.images(rank, 4)["start_pool_idx"] == batch.start_pool_idx
-    pack = next(pack for pack in dataset if "start_image_idx" in pack.images(0, 4))
+        assert pack.boundaries(rank, 4)["start_pool_idx"] == batch.start_pool_idx
+        pictures = pack.images(rank, 4)
+        assert len(pictures) == len(batch.images)
+        for picture, pixels in zip(pictures, batch.images, strict=True):
+            np.testing.assert_array_equal(np.asarray(picture.convert("RGB")), pixels)
+        seen += len(pictures)
+    pack = next(pack for pack in dataset if "start_image_idx" in pack.boundaries(0, 4))
+    assert 0 < seen <= len(pack.images())
     with pytest.raises(ReaderError, match=r"cp_rank 4: is not below the CP size 4"):
         pack.positions(4, ring_degree=4)
     with pytest.raises(ReaderError, match=r"has no layout .*there are "):
         pack.layout("zigzag", 3)
     with pytest.raises(ReaderError, match="CP sizes are"):
-        pack.images(0, 3)
+        pack.boundaries(0, 3)
     with pytest.raises(IndexError, match=f"has packs 0 to {len(dataset) - 1}"):
         dataset[len(dataset)]
 

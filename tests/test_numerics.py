@@ -10,7 +10,8 @@ from pathlib import Path
 import numba.core.caching
 import pytest
 
-from preshard.packer_service.numerics import compiled
+from preshard.packer_service.numerics import compiled, hear_of_compiling
+from preshard.packer_service.runtime.progress import COMPILING, ConsoleProgress
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
@@ -60,3 +61,31 @@ def test_an_update_runs_nothing_that_it_replaces(tmp_path: Path) -> None:
     assert run(2, "Given") == [42, 1]
     assert run(3, "Given") == [63, 0]
     assert run(3, "Renamed") == [63, 0]
+
+
+def test_compiling_is_heard_and_loading_from_the_cache_is_not() -> None:
+    """Fails when half a minute of compiling passes in silence, or a note of it comes with every run."""
+
+    @numba.njit
+    def inner(number: int) -> int:
+        return number + 1
+
+    @numba.njit
+    def outer(number: int) -> int:
+        return inner(number) + 1
+
+    heard: list[str] = []
+    with hear_of_compiling(lambda: heard.append("begins"), lambda: heard.append("ends")):
+        assert outer(1) == 3
+        assert outer(2) == 4
+    outer(1.5)
+    assert heard == ["begins", "ends"]
+
+
+def test_a_log_says_once_why_nothing_moves(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails when a log has the line for each loop, or has none."""
+    progress = ConsoleProgress()
+    for _ in range(2):
+        progress.begin_compiling()
+        progress.close()
+    assert capsys.readouterr().err.count(COMPILING) == 1

@@ -6,14 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
+from io import BytesIO
 from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Int64
+from PIL import Image
 
 from preshard.packer_service.ingest.carried import carried_decoder
+from preshard.packer_service.ingest.crops import StoredCrops, read_crops
 from preshard.packer_service.ingest.packed.dataset import PackedDatasetSource, StoredTable
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.packed.pack import StoredPack
@@ -23,7 +26,7 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import ConfigError, ReaderError
+from preshard.schemas.errors import ConfigError, DocumentError, ReaderError
 from preshard.schemas.header import DocumentSpan
 from preshard.schemas.layout import RankImages, TokenLayout, layout_name, rank_positions
 from preshard.schemas.manifest import ManifestHead
@@ -187,8 +190,8 @@ class Pack:
         runs = self.layout(layout, ring_degree).runs
         return rank_positions(runs, ring_rank=ring_rank, ulysses_degree=ulysses_degree, ulysses_rank=ulysses_rank)
 
-    def images(self, cp_rank: int, cp_size: int) -> RankImages:
-        """Which crops are a rank's, and which rows of pooled features they make.
+    def boundaries(self, cp_rank: int, cp_size: int) -> RankImages:
+        """A rank's part of the crops, and of the rows of pooled features that they make; empty in a pack without crops.
 
         Raises:
             ReaderError: the dataset has no such CP size, or there is no such rank.
@@ -198,6 +201,24 @@ class Pack:
             sizes = ", ".join(map(str, self.dataset.config.cp_sizes))
             raise ReaderError(f"cp_rank {cp_rank} of cp_size {cp_size}: is not there; CP sizes are {sizes}")
         return boundaries[str(cp_rank)]
+
+    def images(self, cp_rank: int = 0, cp_size: int = 1) -> list[Image.Image]:
+        """A rank's crops, as pictures, in the order in which they are stored; by default all of the pack.
+
+        Raises:
+            ReaderError: as :meth:`boundaries`; or a crop is damaged, or its shard gone.
+        """
+        stored, own = self._stored, slice(None)
+        if cp_size > 1:
+            place = self.boundaries(cp_rank, cp_size)
+            own = slice(place.get("start_image_idx", 0), place.get("end_image_idx", 0))
+        try:
+            crops = read_crops(
+                StoredCrops(shard=stored.shard, crops_at=stored.crops_at, images=stored.head.images[own])
+            )
+        except DocumentError as error:
+            raise ReaderError(f"{stored.where}: {error}; preshard verify says more") from None
+        return [Image.open(BytesIO(crop.data)) for crop in crops]
 
     def text(self, document: int | None = None) -> str:
         """The text of one of its documents, or of the whole pack, with image tokens as the tokenizer spells them.

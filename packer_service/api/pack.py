@@ -14,6 +14,7 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.job.pack import run
 from preshard.packer_service.job.resolve import resolve
+from preshard.packer_service.numerics import hear_of_compiling
 from preshard.packer_service.report.console import lost_files, too_many_rejects
 from preshard.packer_service.report.dataset import dataset_reject_reasons, dataset_rejects
 from preshard.packer_service.runtime.local import choose_executor
@@ -89,6 +90,8 @@ def pack(
     with ExitStack() as stack:
         listener = ConsoleProgress() if progress else NoProgress()
         stack.callback(listener.close)
+        if isinstance(listener, ConsoleProgress):
+            stack.enter_context(hear_of_compiling(listener.begin_compiling, listener.close))
         where = choose_executor(
             executor, ray_address, num_cpus, listener, wait_minutes=wait_for_workers, skip_bad_nodes=skip_bad_nodes
         )

@@ -84,6 +84,15 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(options)
 
 
+@contextmanager
+def shown_progress() -> Iterator[ConsoleProgress]:
+    """What long work reports to; it also says when loops are compiled, which nothing else would for half a minute."""
+    from preshard.packer_service.numerics import hear_of_compiling
+
+    with closing(ConsoleProgress()) as progress, hear_of_compiling(progress.begin_compiling, progress.close):
+        yield progress
+
+
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Where tasks run: the command gets ``run_tasks``, which gives what runs a job's tasks and what hears of them."""
 
@@ -99,7 +108,7 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
         def run_tasks() -> Iterator[tuple[Executor, ConsoleProgress]]:
             with (
-                closing(ConsoleProgress()) as progress,
+                shown_progress() as progress,
                 choose_executor(
                     executor,
                     ray_address,

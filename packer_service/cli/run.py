@@ -11,7 +11,7 @@ import click
 from preshard.packer_service.cli.datasets import advise, annotate, card, energon, report, serve, verify
 from preshard.packer_service.cli.options import say
 from preshard.packer_service.cli.sources import pack, plan, show, suggest
-from preshard.packer_service.demo.model import FAMILIES
+from preshard.packer_service.demo.families import FAMILIES
 from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, exit_at_once, interruptible
 from preshard.packer_service.runtime.patience import is_waited_for
 from preshard.packer_service.runtime.probe import RayLostError

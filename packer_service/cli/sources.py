@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from preshard.packer_service.cli.options import (
     print_figures,
     say,
     say_model,
+    shown_progress,
     source_options,
 )
 from preshard.packer_service.runtime.executors import Executor
@@ -121,7 +122,7 @@ def plan(
         given = {"where": config.where is not None, "duplicates": config.duplicates.is_asked}
         for name in (name for name, is_asked in given.items() if is_asked):
             raise ConfigError(f"{name} applies to rows of SOURCE, not to --lengths: filter that table before")
-        with closing(ConsoleProgress()) as progress:
+        with shown_progress() as progress:
             figures = plan_lengths(lengths, config, progress, dp_sizes, export=export)
         print_figures(figures, as_json)
         return
@@ -189,7 +190,7 @@ def suggest(
     config = asked.config()
     if config.model is None:
         raise ConfigError("suggest: give --model DIR, the folder of the model that will train")
-    with closing(ConsoleProgress()) as progress:
+    with shown_progress() as progress:
         found = suggest_for(sources, config, question, progress, rows=rows, media=asked.media(sources))
     if out is None:
         say(found.removesuffix("\n"))

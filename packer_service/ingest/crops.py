@@ -105,8 +105,24 @@ def stored_crops(documents: Iterable[tuple[str, RenderedDocument]]) -> Iterator[
             yield error
 
 
+def read_crops(stored: StoredCrops) -> list[Crop]:
+    """Crops of one pack, whatever their units.
+
+    Raises:
+        DocumentError: ``decode_failed``, as :func:`stored_crops` gives it.
+        OSError: the file system failed.
+    """
+    runs = list(_together([stored]))
+    pairs = zip(runs, read_ranges([run.range for run in runs]), strict=True)
+    return [crop for run, data in pairs for crop in _crops(run, data, "")]
+
+
 def _runs(rendered: RenderedDocument) -> Iterator[_Run]:
-    chosen: Sequence[StoredCrops] = [rendered.media[number] for number in rendered.units.numbers.tolist()]
+    return _together([rendered.media[number] for number in rendered.units.numbers.tolist()])
+
+
+def _together(chosen: Sequence[StoredCrops]) -> Iterator[_Run]:
+    """Crops of units, in runs of those that lie one behind the other."""
     numbered = [(unit, own, image) for unit, own in enumerate(chosen) for image in own.images]
     run = list[tuple[int, StoredCrops, StoredImage]]()
     for item in numbered:

@@ -19,6 +19,8 @@ RATED = ("crops", "bytes")
 LOG_SECONDS, TERMINAL_SECONDS = 5.0, 0.2
 """Time between two lines of a phase in a log, and between two changes of a terminal's moving line."""
 
+COMPILING = "compiling loops for this machine: half a minute, once; later runs take them from its cache"
+
 LEAST_SECONDS = 0.1
 """Shorter phases have no speed worth showing."""
 
@@ -59,6 +61,7 @@ class ConsoleProgress:
         self.started = time.monotonic()
         self.phases: dict[str, _Phase] = {}
         self.moving: Status | None = None
+        self.said_compiling = False
 
     def note(self, message: str) -> None:
         line = self._stamp(shown(message))
@@ -79,6 +82,14 @@ class ConsoleProgress:
             self.note(line)
         else:
             self._move(line)
+
+    def begin_compiling(self) -> None:
+        """Says why nothing else moves: in a log once, on a terminal for as long as it takes."""
+        if self.terminal:
+            self._move(COMPILING)
+        elif not self.said_compiling:
+            self.said_compiling = True
+            self.note(COMPILING)
 
     def close(self) -> None:
         """Removes the moving line and leaves the terminal as it was."""

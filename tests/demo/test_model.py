@@ -11,7 +11,8 @@ from transformers_alone import load_transformers
 
 from preshard.packer_service.cli.run import cli
 from preshard.packer_service.demo import media
-from preshard.packer_service.demo.model import FAMILIES, qwen_tokenizer, write_model_folder
+from preshard.packer_service.demo.families import FAMILIES
+from preshard.packer_service.demo.model import qwen_tokenizer, write_model_folder
 from preshard.schemas.errors import ConfigError, PreshardError
 
 TEXT = "Don't panic:  it's 12345 o'clock!\n\n\tdef f(x): return x ** 2  # naïve café, 你好, Привет\r\n"

@@ -33,6 +33,7 @@ def test_the_page_lists_every_public_name() -> None:
     top = re.search(r"^\| `preshard` \| ([^:;|]+)", page, re.MULTILINE)
     assert top is not None
     assert {*re.findall(r"`(\w+)`", top[1])} == {*preshard.__all__}
+    assert {*dir(preshard)} == {*preshard.__all__, *listed}
     listed.pop("schemas")  # a package, whose modules have pages of their own
     modules = {path.stem for path in (ROOT / "preshard").glob("*.py")} - PRIVATE
     assert listed.keys() == modules

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from preshard.packer_service.demo.model import FAMILIES, model_config, tiny_model
+from preshard.packer_service.demo.families import FAMILIES
+from preshard.packer_service.demo.model import model_config, tiny_model
 from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.assumptions import assumptions_of
 from preshard.packer_service.report.advice.dataset import advised_model

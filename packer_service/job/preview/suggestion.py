@@ -386,4 +386,3 @@ def _table(choices: Sequence[Choice], taken: Choice, sampled: Sampled) -> list[s
 
 def _degrees(question: AdviceQuestion) -> list[int]:
     return [size for size in DEGREES if question.gpus % size == 0]
-

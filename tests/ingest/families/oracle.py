@@ -17,7 +17,8 @@ from typing import get_args
 from model_oracle import VOCABULARY, Document, Oracle, Refused, differences, takes
 from photographs import photographs, write_clips
 
-from preshard.packer_service.demo.model import FAMILIES, tiny_model, write_model_folder
+from preshard.packer_service.demo.families import FAMILIES
+from preshard.packer_service.demo.model import tiny_model, write_model_folder
 from preshard.packer_service.ingest.document import Medium
 from preshard.schemas.sections import ImageBackend
 

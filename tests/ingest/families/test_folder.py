@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from preshard.packer_service.demo.model import FAMILIES, write_model_folder
+from preshard.packer_service.demo.families import FAMILIES
+from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.ingest.families.folder import TextFamily, load_family
 from preshard.schemas.errors import ConfigError, DocumentError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from preshard.packer_service.demo.model import FAMILIES as WRITTEN
+from preshard.packer_service.demo.families import FAMILIES as WRITTEN
 from preshard.packer_service.ingest.families.folder import load_module
 from preshard.schemas.model.families import FAMILIES, INPUTS, LANGUAGES
 from preshard.trainer.families.family import ModelFamily, load_family
