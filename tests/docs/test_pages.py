@@ -11,6 +11,7 @@ import pytest
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Error
 from scripts import load_script
+from sphinx.search.en import SearchEnglish
 
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.schemas.errors import REJECT_CODES
@@ -74,6 +75,29 @@ def test_the_readme_has_five_commands_that_a_release_can_run() -> None:
         "torchrun --nproc-per-node 1 -m preshard.train --data dataset --model model --from-scratch --steps 2"
         " --export trained"
     )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("image root", "image folder", "multi node", "out of memory", "resume", "video fps", "wandb", "license"),
+        *("how long", "tools", "captions", "weights & biases"),
+    ],
+)
+def test_the_search_finds_a_recipe(asked: str) -> None:
+    """Fails when what people search for is in no heading of the recipes, by which the built pages' search ranks.
+
+    It compares stems of words, and those of headings weigh three times as much.
+    """
+    search = SearchEnglish({})
+
+    def stems(text: str) -> set[str]:
+        return {search.stem(word.lower()) for word in search.split(text) if search.word_filter(word.lower())}
+
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    assert stems(asked)
+    assert stems(asked) <= stems(" ".join(headings))
 
 
 def test_links_between_pages_lead_somewhere() -> None:
