@@ -35,7 +35,7 @@ from preshard.schemas.tables import TABLES
 
 CELLS = 64
 """Cells along one side of a drawn mask."""
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8a2b", "#8c8f94")
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8a2b", "#6f4e37")
 """Of ranks, as on the inspection page: Okabe and Ito's, which colour-blind readers tell apart."""
 
 Location = str | os.PathLike[str]
@@ -77,7 +77,7 @@ class Dataset:
 
     def __getitem__(self, number: int) -> Pack:
         if not -len(self) <= number < len(self):
-            raise IndexError(f"pack {number} is not there; {self.path} has packs 0 to {len(self) - 1}")
+            raise IndexError(f"pack {number} is out of range: {self.path} has packs 0 to {len(self) - 1}")
         return Pack(self, self._stored.pack(number % len(self)))
 
     def __iter__(self) -> Iterator[Pack]:
@@ -184,8 +184,9 @@ class Pack:
         Raises:
             ReaderError: the pack has no such layout, or there is no such rank.
         """
-        if not 0 <= cp_rank < ring_degree * ulysses_degree:
-            raise ReaderError(f"cp_rank {cp_rank}: is not below the CP size {ring_degree * ulysses_degree}")
+        size = ring_degree * ulysses_degree
+        if not 0 <= cp_rank < size:
+            raise ReaderError(f"cp_rank {cp_rank} is out of range: CP size {size} has the ranks 0 to {size - 1}")
         ring_rank, ulysses_rank = divmod(cp_rank, ulysses_degree)
         runs = self.layout(layout, ring_degree).runs
         return rank_positions(runs, ring_rank=ring_rank, ulysses_degree=ulysses_degree, ulysses_rank=ulysses_rank)
@@ -199,7 +200,7 @@ class Pack:
         boundaries = self._stored.head.image_shard_boundaries.get(str(cp_size), {})
         if str(cp_rank) not in boundaries:
             sizes = ", ".join(map(str, self.dataset.config.cp_sizes))
-            raise ReaderError(f"cp_rank {cp_rank} of cp_size {cp_size}: is not there; CP sizes are {sizes}")
+            raise ReaderError(f"there is no rank {cp_rank} of {cp_size}: the dataset has the CP sizes {sizes}")
         return boundaries[str(cp_rank)]
 
     def images(self, cp_rank: int = 0, cp_size: int = 1) -> list[Image.Image]:

@@ -25,7 +25,7 @@ const SECTIONS = {
       "percentile, by each dataset's own cost model.",
   ],
   balance: ["Balance"],
-  images: ["Images"],
+  images: ["Crops of each rank"],
 };
 /** Sections whose figures are several measures of the same things, named `thing: measure`. */
 const GRIDS = { balance: "layout", images: "images" };

@@ -77,7 +77,7 @@ function pieces(detail, answer) {
       { label: "Source", value: (piece) => piece.source },
       { label: "First token", number: true, value: (piece) => integer(piece.start) },
       { label: "Tokens", number: true, value: (piece) => integer(piece.length) },
-      { label: "Images", number: true, value: (piece) => integer(piece.n_images) },
+      { label: "Crops", number: true, value: (piece) => integer(piece.n_images) },
       { label: "Cut off", number: true, value: (piece) => integer(piece.truncated_tokens) },
       { label: "Tokens on each ring rank", className: "long", value: ranks },
       {

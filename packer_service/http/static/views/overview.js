@@ -26,6 +26,21 @@ function lost(detail) {
 
 /** What keeps packs from being fuller, as the service words it. */
 const limit = ({ limit: found }) => (found ? `Why not more: ${found.message}. ` : "");
+
+/** What would fill packs: planned here by a click, and the command that packs so. */
+function change({ name, limit: found }) {
+  if (!found?.setting) return null;
+  const settings = found.setting.split(" ").map((setting) => setting.split("="));
+  const asked = href(["plan"], { dataset: name, ...Object.fromEntries(settings) });
+  const set = settings.map(([key, value]) => `--set ${key}=${value}`).join(" ");
+  return h(
+    "p",
+    { class: "note" },
+    h("a", { href: asked }, "What should I change?"),
+    " ",
+    h("code", {}, `preshard pack ${name} --out ${name}-2 ${set}`),
+  );
+}
 const repeated = ({ numbered }) => (numbered ? `; ${integer(numbered)} with a number behind a repeated id` : "");
 
 function summary(detail) {
@@ -76,6 +91,9 @@ function padding(detail) {
   });
 }
 
+/** The axis of straggler ratios ends here at the lowest: a chart of 1.0017 would look as alarming as one of 1.7. */
+const LEAST_RANGE = 1.1;
+
 function stragglers(detail) {
   const rows = Object.entries(detail.straggler_ratio).sort(([a], [b]) => a - b);
   return chart({
@@ -94,7 +112,7 @@ function stragglers(detail) {
     ],
     layout: {
       xaxis: { title: "data-parallel ranks", type: "category" },
-      yaxis: { title: "straggler ratio", rangemode: "normal" },
+      yaxis: { title: "straggler ratio", range: [1, Math.max(LEAST_RANGE, 1.02 * Math.max(...rows.map(([, ratio]) => ratio)))] },
     },
     rows,
     columns: [
@@ -264,6 +282,7 @@ export function overview(detail) {
     { class: "view" },
     detail.warnings.map((warning) => h("div", { class: "problem" }, h("p", {}, warning))),
     h("p", { class: "verdict" }, packs ? `${percent(detail.fill)} of all tokens are real. ${limit(detail)}${lost(detail)}` : `Nothing was packed. ${lost(detail)}`),
+    packs > 0 && change(detail),
     packs > 0 && advised(detail),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
     packs > 0 && pictures(detail),

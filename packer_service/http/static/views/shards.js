@@ -45,7 +45,7 @@ export async function shards(detail, params) {
     {
       label: "Packs",
       number: true,
-      value: (shard) => `${integer(shard.first_pack)} – ${integer(shard.first_pack + shard.packs - 1)}`,
+      value: (shard) => `${integer(shard.first_pack)} to ${integer(shard.first_pack + shard.packs - 1)}`,
     },
     { label: "Size", number: true, value: (shard) => bytes(shard.bytes) },
     { label: "Fill", number: true, value: (shard) => percent(shard.fill) },

@@ -10,6 +10,9 @@ export const total = (counts) => Object.values(counts).reduce((sum, count) => su
 function difference(row, before, after) {
   if (before === undefined || before === null || after === undefined || after === null || before === after) return "";
   const change = after - before;
+  const zero = (row.show ?? integer)(0);
+  if (!row.points && (row.show ?? integer)(Math.abs(change)) === zero) return "±0";
+  if (row.points && Math.abs(100 * change) < 0.005) return "±0";
   const sign = change > 0 ? "+" : "−";
   const size = Math.abs(change);
   const shown = row.points ? `${(100 * size).toFixed(2)} points` : row.show ? row.show(size) : integer(size);
@@ -46,7 +49,8 @@ export function sideBySide(caption, rows, before, after, names = ["Before", "Aft
 function judged(row, first, second) {
   const [before, after] = [row.of(first), row.of(second)];
   if (after === null) return "–";
-  const better = row.good && before !== null && before !== after && (after > before === row.good > 0 ? "better" : "worse");
+  const differ = before !== null && row.show(before) !== row.show(after);
+  const better = row.good && differ && (after > before === row.good > 0 ? "better" : "worse");
   return h("span", { class: better || null }, row.show(after), better && h("span", { class: "visually-hidden" }, ` (${better})`));
 }
 

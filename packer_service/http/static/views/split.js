@@ -38,11 +38,12 @@ const MEMORY = {
 /** Where a split's whole name would leave no room for its bar. */
 const narrow = matchMedia("(max-width: 40rem)");
 
-const degrees = (split) => `${split.ulysses_degree} × ${split.ring_degree}`;
-function named(split) {
-  if (split.ring_degree > 1) return `${degrees(split)} ${split.layout}, ${split.kind}`;
-  return split.ulysses_degree > 1 ? `${degrees(split)} ulysses` : "1 × 1";
+/** How ranks share a pack: by heads, by tokens, or not at all. */
+function degrees({ ulysses_degree: ulysses, ring_degree: ring }) {
+  const parts = [ulysses > 1 && `Ulysses ${integer(ulysses)}`, ring > 1 && `ring ${integer(ring)}`].filter(Boolean);
+  return parts.join(", ") || "whole packs";
 }
+const named = (split) => (split.ring_degree > 1 ? `${degrees(split)}, ${split.layout}, keys by ${split.kind}` : degrees(split));
 const gigabytes = (value) => `${value.toFixed(1)} GB`;
 const ratio = (value) => (value === null ? "–" : times(value));
 
@@ -119,7 +120,7 @@ const layoutOf = (split) => [
 
 /** What the columns hold, for who sees them for the first time. */
 const COLUMNS =
-  "Ulysses × ring: ranks that share a pack by heads × by tokens. Layout: which rank holds which tokens, and how keys reach the " +
+  "Ranks of a pack: Ulysses shares it by heads, a ring by tokens. Layout: which rank holds which tokens, and how keys reach the " +
   "ranks that need them; what is derived works, and packing with these degrees would spare the reader the work. Packs a step: " +
   "those that train side by side. Tokens a second: real tokens, of one GPU. Speed over zigzag: at the same degrees; over " +
   "CP 1: a whole pack on each GPU. Memory: of one GPU, in 10⁹ bytes.";
@@ -131,7 +132,7 @@ function splits(answer) {
     empty: "No split.",
     stacked: true,
     columns: [
-      { label: "Ulysses × ring", head: true, value: degrees },
+      { label: "Ranks of a pack", head: true, value: degrees },
       { label: "Layout", value: layoutOf },
       { label: "Packs a step", number: true, value: (split) => integer(split.dp_size) },
       { label: "Tokens a second", number: true, value: (split) => integer(split.tokens_per_second) },
@@ -233,7 +234,7 @@ export async function split(detail, params) {
       "section",
       { class: "card", "aria-label": "The best split" },
       question(answer, params),
-      verdict(answer),
+      verdict(answer, detail.name),
       first && bestFigures(first),
       h("p", { class: "note" }, basis(answer)),
     ),

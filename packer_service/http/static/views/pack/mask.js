@@ -32,7 +32,7 @@ function chosenPart(rank, step, ring) {
 function reading(canvas, picture) {
   const line = h("p", { class: "note", "aria-hidden": "true" }, "Point at the picture to read off a cell.");
   const range = (index) =>
-    `${integer(index * picture.cell)} – ${integer(Math.min((index + 1) * picture.cell, picture.seq_len) - 1)}`;
+    `${integer(index * picture.cell)} to ${integer(Math.min((index + 1) * picture.cell, picture.seq_len) - 1)}`;
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const at = (value, extent) => Math.min(picture.size - 1, Math.max(0, Math.floor((picture.size * value) / extent)));

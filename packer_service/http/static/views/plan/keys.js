@@ -9,7 +9,7 @@ const GROUPS = [
   ["Packs", []],
   ["Layouts", ["layouts", "ring_degrees", "cp_sizes", "block_size", "bidirectional"]],
   ["Order of packs", ["order"]],
-  ["Images", ["vision"]],
+  ["Crops", ["vision"]],
   ["The model that will train", ["cost"]],
 ];
 

@@ -39,12 +39,28 @@ function savings(split) {
   return found.length ? ` A run takes ${found.join(", and ")}.` : "";
 }
 
-/** The trainer's options, which break between each other and not inside. */
-const options = (split) =>
-  split.options ? split.options.split(/ (?=--)/).flatMap((one) => [h("code", { class: "option" }, one), " "]) : "none";
+/** GPUs of a node where a job has several. */
+const OF_NODE = 8;
+
+/** The command that trains with a split; it breaks between options and not inside. */
+function command(split, name, gpus) {
+  const nodes = gpus > OF_NODE && gpus % OF_NODE === 0 ? gpus / OF_NODE : 1;
+  const several = nodes > 1 ? ` --nnodes ${nodes} --rdzv-backend c10d --rdzv-endpoint HEAD:29400 --rdzv-id run1` : "";
+  const launched = gpus > 1 ? `torchrun --nproc-per-node ${gpus / nodes}${several} -m preshard.train` : "python -m preshard.train";
+  const whole = `${launched} --data ${name} --model MODEL --steps 1000 ${split.options ?? ""}`.trim();
+  return h("p", { class: "note" }, "Command: ", whole.split(/ (?=--|-m )/).flatMap((one) => [h("code", { class: "option" }, one), " "]));
+}
+
+/** Ways on from a split: what its ranks wait for, in the layout and degrees that it names, where they were packed. */
+function waysOn(split, name) {
+  const cp = split.ulysses_degree * split.ring_degree;
+  if (split.ring_degree < 2 || split.derived) return null;
+  const address = href(["d", name, "balance"], { layout: split.layout, ring: split.ring_degree, cp });
+  return h("p", {}, h("a", { href: address }, "Which ranks wait?"));
+}
 
 /** The sentence that answers the question, with what it is an answer for below it. */
-export function verdict(answer) {
+export function verdict(answer, name) {
   const [first] = answer.splits;
   if (!first) return h("p", { class: "verdict", "data-says": "" }, "No split of this dataset can take a step on so many GPUs.");
   const words = inWords(first);
@@ -54,7 +70,8 @@ export function verdict(answer) {
     { class: "verdict" },
     h("p", { "data-says": "" }, h("strong", {}, lead), savings(first)),
     h("p", {}, first.reason),
-    h("p", { class: "note" }, "Options of the trainer: ", options(first)),
+    command(first, name, answer.gpus),
+    waysOn(first, name),
   );
 }
 
@@ -93,7 +110,7 @@ export function advised(detail) {
     return h(
       "div",
       { class: "view" },
-      verdict(answer),
+      verdict(answer, detail.name),
       answer.splits.length > 0 && bestFigures(answer.splits[0]),
       h("p", { class: "note" }, basis(answer)),
       h("form", { class: "controls", "aria-label": "Other numbers of GPUs", onsubmit: ask }, field("GPUs", gpus), h("button", {}, "Compare splits")),
