@@ -137,5 +137,12 @@ def require_documents(what: str, documents: int, of: int) -> None:
     """
     if not documents:
         raise PreshardError(
-            f"{what}: holds no document: " + (f"all {of} rows were rejected" if of else "no row was found")
+            f"{what}: holds no document: "
+            + (
+                "no row was found"
+                if not of
+                else "its only row was rejected"
+                if of == 1
+                else f"all {of} rows were rejected"
+            )
         )

@@ -252,4 +252,5 @@ def _lengths(sizes: Sizes, config: PackConfig) -> list[int]:
 
 def _would(setting: str, reached: float, sizes: Sizes) -> str:
     planned = f"{len(sizes.tokens):,}" + (f" of {sizes.of:,}" if sizes.of > len(sizes.tokens) else "")
-    return f"{setting} would fill {reached:.1%} (planned again with {planned} documents)"
+    noun = "document" if sizes.of == 1 else "documents"
+    return f"{setting} would fill {reached:.1%} (planned again with {planned} {noun})"

@@ -254,8 +254,8 @@ def phase_tokens(
         if abs(got - shares[number]) > _TOLERANCE and total > 1:
             which = ", ".join(name for name, row in zip(names, found, strict=True) if row[number] > 0) or "no source"
             raise ConfigError(
-                f"curriculum: the phase until {ends[number]:g} would hold {got:.1%} of all tokens, not "
-                f"{shares[number]:.1%}, by what there is of {which}; move its end, repeat sources with mixture, or let "
+                f"curriculum: the phase that ends at {ends[number]:g} would hold {got:.1%} of all tokens instead of "
+                f"{shares[number]:.1%}, given the tokens of {which}; move its end, repeat sources with mixture, or let "
                 "others weigh more than 0 there"
             )
     return found

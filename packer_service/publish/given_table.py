@@ -55,7 +55,7 @@ def read_given(location: str, on: str, columns: Sequence[str]) -> pa.Table:
 def _read(location: str) -> pa.Table:
     kind, compression = container_of(split_query(location)[0]) or (None, None)
     if kind != "parquet" and kind not in _TEXT:
-        raise ConfigError(f"TABLE {location}: is no table; give a .parquet, .csv, .tsv or .jsonl file")
+        raise ConfigError(f"TABLE {location}: is not a table; give a .parquet, .csv, .tsv or .jsonl file")
     try:
         filesystem, path = locate(location)
         if kind == "parquet":

@@ -192,7 +192,7 @@ def mixture_lines(mixture: Mixture) -> list[str]:
         loss = "" if share.loss_share is None else f", {share.loss_share:.2%} of the loss weight"
         lines.append(
             f"  {source}: weight {share.weight:g}, asked {_percent(share.asked)}, got {share.share:.2%}"
-            f" ({share.tokens:,} tokens of {share.documents:,} documents{loss})"
+            f" ({several(share.tokens, 'token')} of {several(share.documents, 'document')}{loss})"
         )
     if len(shares) > SHOWN_NAMES:
         lines.append(f"  and {len(shares) - SHOWN_NAMES} more sources")

@@ -69,7 +69,7 @@ def decode_strictly(record: type[T], data: bytes) -> T:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"holds {constant}, which is no number of JSON")
+    raise ValueError(f"holds {constant}, which is not a JSON number")
 
 
 def decode_run(data: bytes) -> JobFacts:

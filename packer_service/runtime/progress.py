@@ -127,7 +127,7 @@ def _amount(name: str, number: int, seconds: float) -> str:
         speed = f" ({number / 1e6 / seconds:.1f} MB/s)" if seconds >= LEAST_SECONDS else ""
         return f"{number / 1e6:,.1f} MB{speed}"
     speed = f" ({number / seconds:,.0f} a second)" if name in RATED and seconds >= LEAST_SECONDS else ""
-    return f"{number:,} {name}{speed}"
+    return f"{number:,} {name.removesuffix('s') if number == 1 else name}{speed}"
 
 
 def _duration(seconds: float) -> str:

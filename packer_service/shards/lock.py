@@ -55,7 +55,7 @@ def locked(folder: Folder) -> Iterator[bool]:
         lock.acquire()
     except Timeout:
         raise FolderInUseError(
-            f"{folder.location}: another job is at work ({_holder(path)}); let it end, or stop it"
+            f"{folder.location}: another job is writing here ({_holder(path)}); wait for it, or stop it"
         ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:

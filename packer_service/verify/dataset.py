@@ -135,7 +135,8 @@ class _Dataset:
         for file, finding in carried.run():
             faults.extend([finding], file)
         self.marks = carried.marks
-        progress.note(f"reading the tables of {manifest.counts.packs} packs")
+        packs = manifest.counts.packs
+        progress.note(f"reading the tables of {packs:,} {'pack' if packs == 1 else 'packs'}")
         self.found = TableCheck(self.folder, manifest, config, faults).run()
         if "documents.parquet" in self.found.rows and self.folder.is_file(ANNOTATIONS):
             found = check_annotations(self.folder, manifest, self.found.rows["documents.parquet"])

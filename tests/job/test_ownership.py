@@ -134,7 +134,7 @@ def test_a_folder_in_use_is_named(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     with (
         locked(folder / ".work"),
-        pytest.raises(FolderInUseError, match=f"--out {tmp_path}: .*another job is at work"),
+        pytest.raises(FolderInUseError, match=f"--out {tmp_path}: .*another job is writing here"),
         claimed(folder, RECORD, Notes()),  # type: ignore[arg-type]
     ):
         pass

@@ -463,7 +463,7 @@ def test_what_is_no_whole_dataset_is_refused(old: Path, tmp_path: Path, capsys: 
     unfinished = tmp_path / "unfinished"
     (unfinished / ".work").mkdir(parents=True)
     (unfinished / ".work" / "job.json").write_text("{}")
-    assert "is a dataset that is not whole yet" in said(unfinished)
+    assert "this dataset is unfinished" in said(unfinished)
     torn = shutil.copytree(old, tmp_path / "torn")
     flip(torn / "documents.parquet", 40)
     assert "documents.parquet is damaged" in said(torn)

@@ -133,7 +133,7 @@ def test_columns_of_earlier_calls_stay_or_are_replaced(dataset: Path, tmp_path: 
 def test_two_at_a_time_do_not_lose_columns(dataset: Path, tmp_path: Path) -> None:
     """Fails when the columns of one of two calls are gone in silence, or a lock is left behind."""
     table = written(tmp_path, "parquet", GIVEN)
-    with locked(Folder(str(dataset / ".work"))), pytest.raises(FolderInUseError, match="another job is at work"):
+    with locked(Folder(str(dataset / ".work"))), pytest.raises(FolderInUseError, match="another job is writing here"):
         annotate(str(dataset), table, on="doc_id")
     assert not (dataset / FILE).exists()
     annotate(str(dataset), table, on="doc_id")

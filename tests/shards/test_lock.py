@@ -51,7 +51,7 @@ def test_a_held_folder_names_its_holder_until_that_is_killed(tmp_path: Path) -> 
     with holder(tmp_path / "new") as (process, child):
         with pytest.raises(FolderInUseError) as refused, locked(Folder(str(tmp_path / "new"))):
             pass
-        who = f"another job is at work (process {process.pid} on {platform.node()}, since 20"
+        who = f"another job is writing here (process {process.pid} on {platform.node()}, since 20"
         assert str(refused.value).startswith(f"{tmp_path / 'new'}: {who}")
         process.kill()
         process.wait()

@@ -103,7 +103,7 @@ def _opened(source: str) -> Any:
         return filesystem.open_input_file(path)
     _, job = locate(join(source, WORK, "job.json"))
     if filesystem.get_file_info(job).type == fs.FileType.File:
-        raise ConfigError(f"SOURCE {source}: is a dataset that is not whole yet; finish its job with the same command")
+        raise ConfigError(f"SOURCE {source}: this dataset is unfinished; run the command that packs it once more")
     return None
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from preshard.packer_service.report.advice.figures import Advice, SplitAdvice, StepSeconds
-from preshard.packer_service.report.console import cleaned, saying
+from preshard.packer_service.report.console import cleaned, saying, several
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:
@@ -16,7 +16,8 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
     say = saying(to)
     say(
         f"{advice.gpus:,} x {advice.gpu}, a model of {advice.parameters / 1e9:.3g} billion parameters, "
-        f"{advice.packs:,} packs of {advice.seq_len:,} tokens: {advice.considered} splits, {advice.fitting} fit"
+        f"{several(advice.packs, 'pack')} of {advice.seq_len:,} tokens: {several(advice.considered, 'split')}, "
+        f"{advice.fitting} of them fit into memory"
     )
     if advice.splits:
         to.print(_speeds(advice))

@@ -91,7 +91,7 @@ def test_a_type_is_read_as_json_has_it(array: pa.Array, value: Any) -> None:
     [
         (pa.array(["{"], JSON), "x holds a value that cannot be read (Expecting property name"),
         (pa.array([2**62], pa.timestamp("us")), "x holds a value that cannot be read"),
-        (pa.array([pa.MonthDayNano([1, 2, 3])]), "an interval of months, days and seconds is no value of JSON"),
+        (pa.array([pa.MonthDayNano([1, 2, 3])]), "an interval of months, days and seconds cannot be written as JSON"),
     ],
 )  # fmt: skip
 def test_what_json_cannot_hold_is_its_own_rows_reject(array: pa.Array, reason: str) -> None:

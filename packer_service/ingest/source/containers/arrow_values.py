@@ -174,7 +174,7 @@ def _clock(scalar: pa.Scalar) -> str:
 
 
 def _interval(scalar: pa.Scalar) -> Any:  # noqa: ARG001
-    raise ValueError("an interval of months, days and seconds is no value of JSON")
+    raise ValueError("an interval of months, days and seconds cannot be written as JSON")
 
 
 def _key(value: Any) -> str:
