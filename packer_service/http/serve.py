@@ -130,7 +130,8 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)  # from now on clients wait instead of being refused
     except OSError as error:
         raise PreshardError(
-            f"--host {host} --port {port}: cannot listen there ({error.strerror}); give another --port, or 0 for any free one"
+            f"--host {host} --port {port}: cannot listen there ({error.strerror}); "
+            "give another --port, or 0 for any free one"
         ) from None
     return listener
 

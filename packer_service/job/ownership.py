@@ -61,7 +61,8 @@ def finished_before(folder: Folder, record: Record) -> ManifestHead | None:
     manifest, shards = decode_manifest_parts(folder.read(MANIFEST, LARGEST_MANIFEST), MANIFEST)
     if not folder.is_file(RUN):
         raise ConfigError(
-            f"--out {folder.location}: is a whole dataset without {RUN}, so preshard cannot tell whether it is this job's; give another folder"
+            f"--out {folder.location}: is a whole dataset without {RUN}, so preshard cannot tell whether it is this "
+            "job's; give another folder"
         )
     before = json.loads(folder.read(RUN, LARGEST_RUN))["job"]
     if not manifest.counts.documents and before != record:

@@ -152,8 +152,16 @@ def test_which_split(reader: Callable[..., Any], service: str) -> None:
     assert answer["splits"][0]["reason"] in page.locator(".verdict").inner_text()
     rows = page.get_by_role("table", name=re.compile("The fastest splits")).locator("tbody tr")
     assert [row.split("\t")[0] for row in rows.all_inner_texts()] == [
-        f"{split['ulysses_degree']} \u00d7 {split['ring_degree']}" for split in answer["splits"]
+        _in_words(split["ulysses_degree"], split["ring_degree"]) for split in answer["splits"]
     ]
+    best = next(split for split in answer["splits"])
+    assert page.locator(".verdict code").first.inner_text() == "torchrun"
+    assert "--data demo" in page.locator(".verdict").inner_text()
+    assert best["options"] in " ".join(page.locator(".verdict code").all_inner_texts())
+    waits = page.get_by_role("link", name="Which ranks wait?")
+    assert waits.count() == int(best["ring_degree"] > 1 and not best["derived"])
+    if waits.count():
+        assert f"layout={best['layout']}&ring={best['ring_degree']}" in str(waits.get_attribute("href"))
     memory = [f"{split['memory']['total']:.1f} GB" for split in answer["splits"]]
     assert all(shown in row for shown, row in zip(memory, rows.all_inner_texts(), strict=True))
     page.get_by_text("assumptions, to be changed").click()
@@ -164,6 +172,11 @@ def test_which_split(reader: Callable[..., Any], service: str) -> None:
     slower = _json(f"{service}/v1/datasets/demo/advice?gpus=8&limit=10&linear_efficiency=0.25")
     assert slower["splits"][0]["reason"] in page.locator(".verdict").inner_text()
     assert page.get_by_text("given here").count() == 1
+
+
+def _in_words(ulysses: int, ring: int) -> str:
+    parts = [f"Ulysses {ulysses}"] * (ulysses > 1) + [f"ring {ring}"] * (ring > 1)
+    return ", ".join(parts) or "whole packs"
 
 
 def test_two_datasets_side_by_side(reader: Callable[..., Any], service: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from functools import cache
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from preshard.packer_service.http.answers.reference import reference_page
 from preshard.packer_service.http.app import create_app
+from preshard.packer_service.http.routers.page import STATIC
 from preshard.packer_service.http.settings import ServiceSettings
 
 CHECKS = [
@@ -109,3 +114,23 @@ def test_every_answer_and_parameter_is_described() -> None:
         assert "500" in operation["responses"], label
         for parameter in operation.get("parameters", ()):
             assert "description" in parameter or parameter["name"] in ("prefix", "contains", "source", "code", "stage")
+
+
+def test_the_page_of_paths_has_schemas_and_examples() -> None:
+    """Fails when /docs lacks what an answer holds or the site's header, or links to a schema that it does not show."""
+    app = create_app(ServiceSettings(root=str(Path(__file__).parent)))
+    html = reference_page(app.openapi(), (STATIC / "index.html").read_text(encoding="utf-8"))
+    linked, shown = (
+        set(re.findall(r'<a href="#(\w+)">', html)),
+        set(re.findall(r'<section class="card" id="(\w+)">', html)),
+    )
+    assert len(linked) > 20
+    assert linked - shown == set()
+    assert '<header class="top">' in html
+    assert 'href="/#/compare"' in html
+    examples = [
+        json.loads(unescape(one))
+        for one in re.findall(r"<summary>Example</summary><pre[^>]*>(.*?)</pre>", html, re.DOTALL)
+    ]
+    assert len(examples) >= len(operations()) - 3, "all but a picture, metrics and the like"
+    assert any(one.get("fill") for one in examples if isinstance(one, dict))
