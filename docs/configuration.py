@@ -92,6 +92,7 @@ def versions() -> str:
     """Every version that `make test-matrix` runs, as Markdown."""
     matrix = tomllib.loads(Path(__file__).parents[1].joinpath("tests/matrix/versions.toml").read_text("utf-8"))
     rows = ["| what | version | with |", "|---|---|---|"]
+    rows += [f"| Python | 3.11, {', '.join(matrix['pythons']['versions'])} | |"]
     rows += [f"| {name} | {', '.join(matrix[name])} | |" for name in ("torch", "transformers")]
     for trainer, table in matrix["trainers"].items():
         name, _, version = trainer.rpartition("-")

@@ -1,6 +1,6 @@
-"""Runs the tests of reader, attention and families with the oldest and newest torch and transformers, and of trainers.
+"""Runs tests with other versions: of torch and transformers, each with each, of Python, and of other trainers.
 
-    .venv/bin/python tests/matrix/run.py [TORCH-TRANSFORMERS ...] [TRAINER ...]
+    .venv/bin/python tests/matrix/run.py [TORCH-TRANSFORMERS ...] [PYTHON ...] [TRAINER ...]
 
 Started by `make test-matrix`. Each pair of versions and each trainer has an environment in .venv-matrix, which is kept
 for the next time; one takes 6 GB where the package index has its torch only for CUDA.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -36,13 +37,34 @@ def _name(pin: str) -> str:
     return re.sub("[-_.]+", "-", pin.partition("==")[0]).lower()
 
 
-def install(folder: Path, pins: list[str], packages: list[str], alone: list[str]) -> Path:
+def interpreter(version: str) -> str:
+    """A Python of this version: one of this machine, or one that uv fetches.
+
+    Raises:
+        OSError: there is none.
+    """
+    pyenv = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    for found in (shutil.which(f"python{version}"), *pyenv):
+        # one of pyenv's shims may be there without a version behind it
+        if found and subprocess.run([str(found), "--version"], capture_output=True, check=False).returncode == 0:
+            return str(found)
+    uv = [sys.executable, "-m", "uv", "python"]
+    subprocess.run([*uv, "install", "--quiet", version], check=False)
+    fetched = subprocess.run([*uv, "find", "--managed-python", version], capture_output=True, text=True, check=False)
+    if fetched.returncode:
+        raise OSError(f"no Python {version} on this machine, and uv fetches none")
+    return fetched.stdout.strip()
+
+
+def install(
+    folder: Path, pins: list[str], packages: list[str], alone: list[str], interpreter: str = sys.executable
+) -> Path:
     """An environment with these versions, made anew unless it has them; gives its Python."""
     python, asked = folder / "bin" / "python", folder / "constraints.txt"
     wanted = constraints(pins)
     if asked.exists() and asked.read_text(encoding="utf-8") == wanted:
         return python
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True)
     making = folder / "making.txt"
     making.write_text(wanted, encoding="utf-8")
     tools = ["-r", str(HERE / "requirements.txt"), "-e", *packages]
@@ -87,12 +109,20 @@ def main(chosen: list[str]) -> int:
         for one, other in product(table["torch"], table["transformers"])
         if table["torch"][one].get("with", other) == other and table["transformers"][other].get("with", one) == one
     }
-    known = [*pairs, *table["trainers"]]
+    pythons = table["pythons"]
+    known = [*pairs, *pythons["versions"], *table["trainers"]]
     if unknown := set(chosen) - set(known):
         print(f"nothing to run is called {min(unknown)}; take some of {', '.join(known)}", file=sys.stderr)
         return 2
     lines, all_good = [], True
     for name in chosen or known:
+        if name in pythons["versions"]:
+            print(f"==> Python {name}", flush=True)
+            python = install(FOLDER / f"python-{name}", [], pythons["packages"], [], interpreter(name))
+            said, good = run(f"python-{name}", python, pythons["tests"], "")
+            lines.append(f"Python {name}: {said}")
+            all_good &= good
+            continue
         if trainer := table["trainers"].get(name):
             print(f"==> {name}", flush=True)
             python = install(FOLDER / name, trainer["pins"], trainer["packages"], trainer.get("alone", []))

@@ -31,7 +31,11 @@ def test_the_oldest_and_the_newest_versions_are_run() -> None:
 def test_its_lists_name_what_is_there() -> None:
     """Fails when tests move or are renamed, and the table still runs them or leaves them out."""
     table = tomllib.loads((REPOSITORY / "tests/matrix/versions.toml").read_text(encoding="utf-8"))
-    places = {*table["tests"], *(test for trainer in table["trainers"].values() for test in trainer["tests"])}
+    places = {
+        *table["tests"],
+        *table["pythons"]["tests"],
+        *(test for trainer in table["trainers"].values() for test in trainer["tests"]),
+    }
     assert [place for place in places if not (REPOSITORY / place).exists()] == []
     files = [path for place in table["tests"] for path in (REPOSITORY / place).rglob("*.py")]
     names = "".join(f"{path.stem}\n{path.read_text(encoding='utf-8')}" for path in files)
