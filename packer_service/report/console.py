@@ -195,7 +195,7 @@ def mixture_lines(mixture: Mixture) -> list[str]:
             f" ({several(share.tokens, 'token')} of {several(share.documents, 'document')}{loss})"
         )
     if len(shares) > SHOWN_NAMES:
-        lines.append(f"  and {len(shares) - SHOWN_NAMES} more sources")
+        lines.append(f"  and {several(len(shares) - SHOWN_NAMES, 'more source')}")
     return [*lines, *phases]
 
 

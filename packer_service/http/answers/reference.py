@@ -35,7 +35,7 @@ def reference_page(document: dict[str, Any], index: str) -> str:
 
 def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
     rows = [
-        (f"<code>{escape(one['name'])}</code>", one["in"], _kind(one["schema"]), escape(one.get("description", "")))
+        (f"<code>{escape(one['name'])}</code>", one["in"], _kind(one["schema"]), _text(one.get("description", "")))
         for one in operation.get("parameters", ())
     ]
     answers = "".join(
@@ -45,7 +45,7 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
     example = _details("Example", _json(_example(content["schema"], schemas))) if content else ""
     return (
         f'<section class="card"><h2><code>{method.upper()} {escape(path)}</code></h2>'
-        f"<p><strong>{escape(operation['summary'])}.</strong> {escape(operation.get('description', ''))}</p>"
+        f"<p><strong>{_text(operation['summary'])}.</strong> {_text(operation.get('description', ''))}</p>"
         f"{_table(('parameter', 'in', 'value', 'means'), rows)}"
         f"{_details('Answers', f'<ul>{answers}</ul>')}{example}</section>"
     )
@@ -53,18 +53,23 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
 
 def _answer(answer: dict[str, Any]) -> str:
     kinds = [_kind(content["schema"]) for content in answer.get("content", {}).values() if content.get("schema")]
-    return f"{escape(answer['description'])} {', '.join(kinds)}".strip()
+    return f"{_text(answer['description'])} {', '.join(kinds)}".strip()
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
     rows = [
-        (f"<code>{escape(key)}</code>", _kind(value), escape(value.get("description", "")))
+        (f"<code>{escape(key)}</code>", _kind(value), _text(value.get("description", "")))
         for key, value in schema["properties"].items()
     ]
     return (
         f'<section class="card" id="{escape(name)}"><h3>{escape(name)}</h3>'
-        f"<p>{escape(schema.get('description', ''))}</p>{_table(('field', 'value', 'means'), rows)}</section>"
+        f"<p>{_text(schema.get('description', ''))}</p>{_table(('field', 'value', 'means'), rows)}</section>"
     )
+
+
+def _text(text: str) -> str:
+    """A text with code in backticks."""
+    return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -88,7 +88,8 @@ class Sources:
 def _several(counts: dict[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = ", ".join(f"{name} ({number})" for name, number in ordered[:SHOWN])
-    return shown + (f" and {len(ordered) - SHOWN} other kinds" if len(ordered) > SHOWN else "")
+    others = len(ordered) - SHOWN
+    return shown + (f" and {others} other {'kind' if others == 1 else 'kinds'}" if others > 0 else "")
 
 
 Entry = tuple[str, fs.FileInfo]
