@@ -147,7 +147,10 @@ def holding_line(location: str) -> str | None:
             least[found.group(2)] = number + 1, max(most, int(found.group(3)))
     if not least:
         return None
-    each = ", ".join(f"--set {name}={most} holds all {number:,}" for name, (number, most) in sorted(least.items()))
+    each = ", ".join(
+        f"--set {name}={most} holds {'it' if number == 1 else f'all {number:,}'}"
+        for name, (number, most) in sorted(least.items())
+    )
     return f"too large for a pack: {each}; --set oversize=truncate or oversize=split keeps parts"
 
 

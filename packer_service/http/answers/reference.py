@@ -105,9 +105,6 @@ def _kind(schema: dict[str, Any]) -> str:
     return escape(str(schema.get("const", kind or "anything")))
 
 
-_USUAL: dict[str | None, object] = {"string": "...", "integer": 1, "number": 0.5, "boolean": True, "null": None}
-
-
 _USUAL: dict[str | None, object] = {"string": "...", "integer": 1, "number": 0.5, "boolean": True}
 _DEEPEST = 5
 """Levels of an example; some schemas hold others without end."""
@@ -121,12 +118,12 @@ def _example(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) ->
     given += schema.get("enum", [])
     if given or depth > _DEEPEST:
         return given[0] if given else "..."
-    inside = schema.get("additionalProperties")
     if "properties" in schema:
         return {key: _example(value, schemas, depth + 1) for key, value in schema["properties"].items()}
-    if "items" in schema or isinstance(inside, dict):
-        one = _example(schema.get("items", inside), schemas, depth + 1)
-        return [one] if "items" in schema else {"...": one}
+    if "items" in schema:
+        return [_example(schema["items"], schemas, depth + 1)]
+    if isinstance(inside := schema.get("additionalProperties"), dict):
+        return {"...": _example(inside, schemas, depth + 1)}
     return _USUAL.get(schema.get("type"))
 
 
