@@ -134,6 +134,15 @@ GIVEN: dict[str, Callable[[Path], None]] = {
 }
 
 
+def of_advice(folder: Path) -> None:
+    """A model folder with the dimensions of Qwen3-8B and SigLIP 2, without weights."""
+    text = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+    text |= {"head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936}
+    vision = {"hidden_size": 1152, "depth": 27, "num_heads": 16, "intermediate_size": 4304, "out_hidden_size": 4096}
+    files = {"config.json": {"text_config": text, "vision_config": vision}}
+    write_model_folder(folder / "model", "qwen3_vl", files=files)
+
+
 def trained(folder: Path) -> None:
     """``my/model`` with weights, ``my/rows.jsonl`` and ``my/pairs`` for it, and the loop that the recipes show."""
     from preshard.models import load_model
@@ -177,6 +186,7 @@ def of_start(folder: Path) -> None:
 
 
 SLOW_GIVEN: dict[str, Callable[[Path], None]] = {
+    "docs/advice.md": of_advice,
     "docs/planning.md": of_planning,
     "docs/recipes.md": of_loop,
     "docs/start.md": of_start,
