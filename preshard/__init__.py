@@ -15,7 +15,7 @@ __all__ = ["__version__", "open", "pack"]
 
 _MODULES = (
     *("attention", "data", "documents", "energon", "export", "hugging_face", "models", "schemas", "service"),
-    *("torchtitan", "train"),
+    *("torchtitan", "train", "training"),
 )
 """What programs may import, besides the names of this module."""
 

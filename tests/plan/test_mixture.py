@@ -162,9 +162,9 @@ def test_shares_that_fit_the_mixture_are_those_of_the_weights() -> None:
 @pytest.mark.parametrize(
     ("phases", "words"),
     [
-        ([{"until": 0.5, "weights": {"b": 0, "c": 0}}, {"until": 1.0}], "would hold 33.3% of all tokens instead of 50.0%"),
+        ([{"until": 0.5, "weights": {"b": 0, "c": 0}}, {"until": 1.0}], "hold 33.3% of all tokens instead of 50.0%"),
         ([{"until": 0.5, "weights": {"a": 0, "b": 0, "c": 0}}, {"until": 1.0}], "given the tokens of no source"),
-        ([{"until": 0.1}, {"until": 1.0, "weights": {"a": 0}}], "would hold 33.3% of all tokens instead of 10.0%"),
+        ([{"until": 0.1}, {"until": 1.0, "weights": {"a": 0}}], "hold 33.3% of all tokens instead of 10.0%"),
         ([{"until": 0.5}], "the last of them 1.0"),
         ([{"until": 0.5}, {"until": 0.5}, {"until": 1.0}], "give ascending ends"),
     ],
