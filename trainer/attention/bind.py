@@ -67,9 +67,7 @@ def bind(
             or the layout's degree is not the mesh's.
         LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
     """
-    check_kind(kind, cp.cp_size)
-    check_overlap(kind, overlap=overlap)
-    check_head_stride(kind, head_stride)
+    check_kind(kind, cp.cp_size, overlap=overlap, head_stride=head_stride)
     if layout.ring_degree != cp.ring_degree:
         raise ConfigError(
             f"layout {layout.name} has ring_degree {layout.ring_degree}; the mesh has {cp.ring_degree}: "
@@ -80,37 +78,22 @@ def bind(
     return found(layout, mask, cp, options)
 
 
-def check_kind(kind: str, cp_size: int) -> None:
-    """Checks that a kind of attention exists and can run on so many ranks.
+def check_kind(kind: str, cp_size: int, *, overlap: bool, head_stride: int) -> None:
+    """Checks that a kind of attention exists, runs on so many ranks, and has exchanges that can overlap or keys that it
+    can gather in turns, where that is asked for.
 
     Raises:
-        ConfigError: the kind is not one of ``KINDS``, or is ``reference`` on several ranks.
+        ConfigError: it does not or has not; says what would do.
     """
     if kind not in BINDERS:
         raise ConfigError(f"attention is {kind!r}; take one of {', '.join(KINDS)}")
     if kind == "reference" and cp_size > 1:
         raise ConfigError(
             f"attention is 'reference' on {cp_size} context-parallel ranks; it runs on 1: "
-            f"take another of {', '.join(KINDS)}, or one rank"
+            f"take one of {', '.join(KINDS)}, or one rank"
         )
-
-
-def check_overlap(kind: str, *, overlap: bool) -> None:
-    """Checks that a kind of attention has exchanges that overlap with its kernel, if they are asked to.
-
-    Raises:
-        ConfigError: it has none.
-    """
     if overlap and kind not in ("ulysses", "gather"):
         raise ConfigError(f"--overlap needs attention ulysses or gather, not {kind!r}: use one of them, or omit it")
-
-
-def check_head_stride(kind: str, head_stride: int) -> None:
-    """Checks that a kind of attention gathers keys, which it can take in turns.
-
-    Raises:
-        ConfigError: it does not, or the number is negative.
-    """
     if head_stride < 0:
         raise ConfigError(f"--head-stride is {head_stride}; give the key heads to gather at a time, or 0 for all")
     if head_stride and kind != "gather":
@@ -136,9 +119,7 @@ def check_heads(
     Raises:
         ConfigError: the heads do not divide, or the kind does not run on these degrees; says what would work.
     """
-    check_kind(kind, ulysses_degree * ring_degree)
-    check_overlap(kind, overlap=overlap)
-    check_head_stride(kind, head_stride)
+    check_kind(kind, ulysses_degree * ring_degree, overlap=overlap, head_stride=head_stride)
     fits = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ConfigError(f"num_kv_heads is {num_kv_heads}; it must divide num_heads {num_heads}: take one of {fits}")

@@ -136,8 +136,7 @@ def _steps(job: Job, ledger: Ledger, world: int, device: torch.device, memory: i
     mesh = make_mesh(config, world, device.type)
     with ledger.during("parameters"):
         model = build_model(job, mesh, device, weights="none")
-    own_rates = [] if job.parts is None else job.parts.own_rates(model)
-    optimizer = make_optimizer(model, lr=config.largest_lr, own_rates=own_rates)
+    optimizer = make_optimizer(model, lr=config.largest_lr, own_rates=job.own_rates(model))
     objective = NextToken(**exchanges_of(config))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     work = StepWork.of(unwrap(model.inner))
