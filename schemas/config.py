@@ -168,12 +168,12 @@ class PackConfig(ConfigSection):
     @property
     def columns_of_tokens(self) -> tuple[TokenColumn, ...]:
         """The columns of tokens, in the order in which they are stored."""
-        return tuple(TokenColumn.of(name, spelled) for name, spelled in self.token_columns)
+        return tuple([TokenColumn.of(name, spelled) for name, spelled in self.token_columns])
 
     @property
     def columns_read(self) -> frozenset[str]:
         """Columns of rows that are read whatever the form."""
-        return frozenset(name for name, _ in (*self.token_columns, *self.keep_columns))
+        return frozenset([name for name, _ in (*self.token_columns, *self.keep_columns)])
 
     def asks_for(self, column: str) -> bool:
         """Whether ``where`` may name a column."""

@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=10_000, help="at least so many are drawn")
     parser.add_argument("--seed", type=int, default=0, help="that of the first case of each generator")
     parser.add_argument("--only", nargs="*", default=generators(), help=f"of {', '.join(generators())}")
+    parser.add_argument("--until-one-differs", action="store_true", help="ends with the first case that differs")
     parser.add_argument("--folder", type=Path, help="keeps the files here")
     given = parser.parse_args()
     kinds, faults, began = Counter[str](), Counter[str](), (time.perf_counter(), os.times())
@@ -97,14 +98,15 @@ def main() -> None:
         for line in wrong:
             faults[name] += 1
             print(f"DIFFERS {name} --seed {seed}: {line}", flush=True)
+        if wrong and given.until_one_differs:
+            break
     for kind, number in sorted(kinds.items()):
         print(f"{number:>7}  {kind}")
     used = os.times()
     seconds = used.user + used.system - began[1].user - began[1].system
     total = sum(faults.values())
-    print(
-        f"{kinds.total():,} files, {total:,} {'difference' if total == 1 else 'differences'}, {seconds:.0f} s of a core"
-    )
+    drawn_files = f"{kinds.total():,} {'file' if kinds.total() == 1 else 'files'}"
+    print(f"{drawn_files}, {total:,} {'difference' if total == 1 else 'differences'}, {seconds:.0f} s of a core")
     sys.exit(bool(faults))
 
 

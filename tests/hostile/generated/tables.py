@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,8 @@ def leaves() -> list[Kind]:
         Kind(pa.duration("ms"), lambda rng: rng.choice([(1.5, 1500), (-2, -2000), (0, 0)])),
         Kind(pa.json_(pa.string()), _spelled),
         Kind(pa.dictionary(pa.int8(), pa.string()), lambda rng: same(rng.choice(WORDS))),
+        Kind(pa.run_end_encoded(pa.int32(), pa.string()), lambda rng: same(rng.choice(WORDS))),
+        Kind(pa.run_end_encoded(pa.int16(), pa.int64()), lambda rng: same(rng.choice([2**53 + 1, -1]))),
         Kind(pa.null(), lambda _: (None, None)),
     ]  # fmt: skip
     return found
@@ -180,7 +183,7 @@ def drawn_kind(rng: random.Random, depth: int = 0) -> Kind:
     """A type, with others inside of it."""
     if depth >= DEPTH or rng.random() < 0.35:
         return rng.choice(LEAVES)
-    shape = rng.choice(["list", "large_list", "struct", "struct", "map", "fixed"])
+    shape = rng.choice(["list", "large_list", "struct", "struct", "map", "fixed", "list_view", "large_list_view"])
     inner = [drawn_kind(rng, depth + 1) for _ in range(rng.randint(1, 3) if shape == "struct" else 1)]
     if shape == "struct":
         return struct(dict(zip("abc", inner, strict=False)))
@@ -188,7 +191,13 @@ def drawn_kind(rng: random.Random, depth: int = 0) -> Kind:
     if shape == "map":
         return mapping(item)
     size = rng.randint(1, 3)
-    types = {"list": pa.list_(item.type), "large_list": pa.large_list(item.type), "fixed": pa.list_(item.type, size)}
+    types = {
+        "list": pa.list_(item.type),
+        "large_list": pa.large_list(item.type),
+        "fixed": pa.list_(item.type, size),
+        "list_view": pa.list_view(item.type),
+        "large_list_view": pa.large_list_view(item.type),
+    }
 
     def listed(rng: random.Random) -> tuple[Any, Any]:
         each = [nullable(item, rng) for _ in range(size if shape == "fixed" else rng.randrange(4))]
@@ -220,6 +229,10 @@ def array(kind: pa.DataType, values: list[Any]) -> pa.Array:
     missing = pa.array([value is None for value in values], pa.bool_())
     if isinstance(kind, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
+    if pa.types.is_run_end_encoded(kind):
+        runs = [(len(list(same)), value) for value, same in groupby(values)]
+        ends = pa.array(accumulate(length for length, _ in runs), kind.run_end_type)
+        return pa.RunEndEncodedArray.from_arrays(ends, pa.array([value for _, value in runs], kind.value_type))
     if pa.types.is_struct(kind):
         children = [array(field.type, [None if v is None else v[field.name] for v in values]) for field in kind]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=missing)
@@ -227,19 +240,25 @@ def array(kind: pa.DataType, values: list[Any]) -> pa.Array:
         rows = [value or [None] * kind.list_size for value in values]
         flat = array(kind.value_type, [each for row in rows for each in row])
         return pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=missing)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        ends = [0]
-        for value in values:
-            ends.append(ends[-1] + len(value or ()))
-        wide = pa.int64() if pa.types.is_large_list(kind) else pa.int32()
-        starts = [None if value is None else at for value, at in zip(values, ends, strict=False)]
-        offsets, flat = pa.array([*starts, ends[-1]], wide), [each for value in values for each in value or ()]
-        if pa.types.is_map(kind):
-            keys, items = array(kind.key_type, [k for k, _ in flat]), array(kind.item_type, [v for _, v in flat])
-            return pa.MapArray.from_arrays(offsets, keys, items)
-        make = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-        return make.from_arrays(offsets, array(kind.value_type, flat))
-    return pa.array(values, kind)
+    return _listed(kind, values, missing) if kind.num_fields else pa.array(values, kind)
+
+
+def _listed(kind: pa.DataType, values: list[Any], missing: pa.Array) -> pa.Array:
+    is_large, is_map = str(kind).startswith("large"), pa.types.is_map(kind)
+    wide, lengths = pa.int64() if is_large else pa.int32(), [len(value or ()) for value in values]
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        # The lists lie one behind the other from the last to the first.
+        flat = array(kind.value_type, [each for value in reversed(values) for each in value or ()])
+        offsets, sizes = (pa.array(each, wide) for each in ([len(flat) - end for end in accumulate(lengths)], lengths))
+        make = pa.LargeListViewArray if is_large else pa.ListViewArray
+        return make.from_arrays(offsets, sizes, flat, mask=missing)
+    ends = list(accumulate(lengths, initial=0))
+    starts = [None if value is None else at for value, at in zip(values, ends, strict=False)]
+    offsets, each = pa.array([*starts, ends[-1]], wide), [each for value in values for each in value or ()]
+    if is_map:
+        keys, items = array(kind.key_type, [k for k, _ in each]), array(kind.item_type, [v for _, v in each])
+        return pa.MapArray.from_arrays(offsets, keys, items)
+    return (pa.LargeListArray if is_large else pa.ListArray).from_arrays(offsets, array(kind.value_type, each))
 
 
 @dataclass(frozen=True)
@@ -276,7 +295,7 @@ def draw(seed: int, folder: Path) -> Case:
     columns: dict[str, Kind] = {
         "id": Kind(text, lambda _: ("", "")),
         "payload": drawn_kind(rng),
-        "score": rng.choice(NUMBERS),
+        "score": _neighbours(rng) if rng.random() < 0.4 else rng.choice(NUMBERS),
         "made": rng.choice(TIMES),
         "calls": arguments,
     }
@@ -312,6 +331,19 @@ def draw(seed: int, folder: Path) -> Case:
     )
 
 
+def _neighbours(rng: random.Random) -> Kind:
+    """Integers that no float tells apart."""
+    kind = rng.choice([pa.int64(), pa.int64(), pa.uint64(), pa.decimal128(20, 0)])
+    base = rng.randrange(2**53, 2**63 - 4)
+    as_arrow = Decimal if pa.types.is_decimal(kind) else int
+
+    def drawn(rng: random.Random) -> tuple[Any, Any]:
+        value = base + rng.randrange(4)
+        return value, as_arrow(value)
+
+    return Kind(kind, drawn)
+
+
 def asked(rng: random.Random, rows: list[dict[str, Any]]) -> str:
     """An expression over a column of which DuckDB knows the same in every container."""
     row = rng.choice(rows)
@@ -319,7 +351,7 @@ def asked(rng: random.Random, rows: list[dict[str, Any]]) -> str:
     literal = repr(number) if isinstance(number, int) else f"{number!r}::DOUBLE"
     return rng.choice(
         [
-            f"score {rng.choice(['>', '=', '<=', '<>'])} {literal}",
+            *(f"score {sign} {literal}" for sign in rng.sample([">", "=", "<=", "<>"], 3)),
             "score is null",
             f"id <= '{row['id']}'",
             f"made >= TIMESTAMP '{row.get('made', '2020-01-01')[:10]}'",
@@ -490,6 +522,7 @@ def by_datasets(facts: Facts) -> list[str]:
             "view",
             "dictionary",
             "halffloat",
+            "run_end",
         )
     ):
         return []

@@ -30,6 +30,11 @@ from preshard.schemas.errors import DocumentError
 
 ALTERNATIVES = ("text", "messages", "annotations")
 """Columns of which a row of the form ``messages`` has one."""
+_BESIDE = {"text": (), "messages": (*MEDIA_COLUMNS, *TEMPLATE_COLUMNS), "annotations": ("media",)}
+"""Columns that are read beside each of them."""
+_BESIDE_ANOTHER = {
+    form: frozenset(("media", *_BESIDE["messages"])).difference(beside) for form, beside in _BESIDE.items()
+}
 
 QUESTIONS = ("instruction", "question", "query", "prompt")
 ANSWERS = ("output", "answer", "response")
@@ -59,15 +64,12 @@ def parse_messages(row: dict[str, Any]) -> Document:
     if len(forms) != 1:
         bad(f"has {' and '.join(forms) or 'none'} of {', '.join(ALTERNATIVES)}; give exactly one")
     [form] = forms
-    legal = {"text": (), "annotations": ("media",), "messages": (*MEDIA_COLUMNS, *TEMPLATE_COLUMNS)}[form]
-    known = (*ALTERNATIVES, "media", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS)
-    stray = [name for name in known if name in row and name != form and name not in legal]
-    if form != "messages":
-        stray += [name for name in row if numbered_column(name)]
-    if stray == ["media"]:
-        bad("media is legal only beside annotations; put a conversation's media into its messages")
-    if stray:
-        bad(f"{stray[0]} is not read beside {form}; legal there are {', '.join(legal) or 'no other fields'}")
+    numbered = form != "messages" and any(map(numbered_column, row))
+    if numbered or not _BESIDE_ANOTHER[form].isdisjoint(row):
+        stray = [name for name in row if name in _BESIDE_ANOTHER[form] or (numbered and numbered_column(name))]
+        if stray == ["media"]:
+            bad("media is legal only beside annotations; put a conversation's media into its messages")
+        bad(f"{stray[0]} is not read beside {form}; legal there are {', '.join(_BESIDE[form]) or 'no other fields'}")
     if form == "text":
         return text_document(row["text"], "text")
     if form == "annotations":
