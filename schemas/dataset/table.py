@@ -42,6 +42,10 @@ MOST_PART_BYTES = 256 << 20
 MOST_COLUMNS = 256
 """Columns of any table, with those that a dataset keeps and the parts of lists."""
 
+LARGE_BYTES, SPARE_BYTES = 256 << 20, 64 << 20
+"""Bytes from which a table is opened before it is hashed, since a sparse file takes no place; and those of such a table
+that may lie outside of its columns."""
+
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 _FOOTER_BYTES = 1 << 20
@@ -185,6 +189,14 @@ def table_errors(name: str, error: type[FormatError] = TableInvalid, remedy: str
         raise error(name, _unreadable(found) + remedy) from None
     except (pa.ArrowException, ValueError, OverflowError, KeyError, IndexError) as found:
         raise error(name, _unreadable(found) + remedy) from None
+
+
+def _held_bytes(metadata: pq.FileMetaData) -> int:
+    """Bytes of the columns that a footer names."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return sum(
+        max(group.column(place).total_compressed_size, 0) for group in groups for place in range(group.num_columns)
+    )
 
 
 def _unreadable(error: Exception) -> str:
@@ -388,6 +400,8 @@ class TableFile:
         if dense and metadata.num_row_groups > MOST_GROUPS + metadata.num_rows // LEAST_ROWS:
             has = f"has {metadata.num_row_groups:,} row groups of {metadata.num_rows:,} rows"
             raise self._error(self.name, f"{has}; legal are {MOST_GROUPS}, and one for each {LEAST_ROWS} rows more")
+        if size > LARGE_BYTES and (spare := size - _held_bytes(metadata)) > SPARE_BYTES:
+            raise self._error(self.name, f"has {spare:,} of its {size:,} bytes outside of its columns")
         total = 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)

@@ -24,6 +24,7 @@ from preshard.schemas.columns import Kept
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, kind_of, open_annotations
 from preshard.schemas.dataset.manifest_parts import stored_config
+from preshard.schemas.dataset.table import LARGE_BYTES, TableFile
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.files.filesystem import join, locate
 from preshard.schemas.files.regular import FileRefusedError, open_regular
@@ -70,6 +71,8 @@ class StoredTable:
         try:
             size = None if entry.name == ANNOTATIONS else entry.bytes
             self._opened = open_regular(filesystem, path, entry.name, size)
+            if self._opened.size() > LARGE_BYTES:
+                self._open(entry, manifest)
             with filesystem.open_input_stream(path, compression=None, buffer_size=_BUFFER) as stream:
                 sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
         except FileNotFoundError:
@@ -78,13 +81,15 @@ class StoredTable:
             raise ConfigError(f"SOURCE {label}: {error}") from None
         if sha256 != entry.sha256:
             raise ConfigError(f"SOURCE {label}: {entry.name} is damaged (its SHA-256 is another than stored)")
-        if entry.name == ANNOTATIONS:
-            self._file = open_annotations(self._opened, manifest)
-        else:
-            keep = stored_config(manifest).keep_columns
-            self._file = open_table(self._opened, entry.name, rows=entry.rows, keep_columns=keep)
+        self._file = self._open(entry, manifest)
         self.columns: list[str] = self._file.schema.names if columns is None else list(columns)
         self._last: tuple[list[int], pa.Table] = ([], self._file.schema.empty_table().select(self.columns))
+
+    def _open(self, entry: TableEntry, manifest: ManifestHead) -> TableFile:
+        if entry.name == ANNOTATIONS:
+            return open_annotations(self._opened, manifest)
+        keep = stored_config(manifest).keep_columns
+        return open_table(self._opened, entry.name, rows=entry.rows, keep_columns=keep)
 
     @property
     def schema(self) -> pa.Schema:

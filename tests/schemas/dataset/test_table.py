@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,3 +148,19 @@ def test_every_table_is_declared_once() -> None:
     for keep, table in ((None, odd), ((), kept), ((("quality", "int"),), kept)):
         with pytest.raises(TableInvalid, match="has the columns"):
             open_table(pa.BufferReader(written(table)), "documents.parquet", keep_columns=keep)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_large_table_of_holes_is_refused_before_it_is_hashed(tmp_path: Path, at_end: bool) -> None:
+    """Fails when a sparse file of a terabyte, with or without a footer at its end, is read to tell its hash."""
+    data, path = written(rows(9)), tmp_path / "t.parquet"
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    with path.open("wb") as file:
+        file.write(data[:-footer])
+        file.truncate(1 << 40)
+        if at_end:
+            file.seek(0, 2)
+            file.write(data[-footer:])
+    said = "of its 1,099,5.* bytes outside of its columns" if at_end else "cannot be read as Parquet"
+    with pytest.raises(TableInvalid, match=said), pa.OSFile(str(path)) as opened:
+        TableFile(opened, "t.parquet", COLUMNS, rows=9)
