@@ -196,6 +196,10 @@ def test_what_is_printed_is_compared(shown: list[str], output: str, differs: str
     assert first_difference(shown, output) == differs
 
 
+MADE = ("demo", "installed")
+"""Files of an environment by which `make` knows that nothing is to be installed."""
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What git tracks, with this environment, where `make` installs nothing."""
@@ -205,7 +209,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
-    (folder / ".venv").symlink_to(Path(sys.executable).parents[1])
+    environment = folder / ".venv"
+    environment.mkdir()
+    for entry in Path(sys.executable).parents[1].iterdir():
+        if entry.name not in MADE:
+            (environment / entry.name).symlink_to(entry)
+    for name in MADE:
+        (environment / name).touch()
     return folder
 
 
@@ -216,7 +226,6 @@ def test_slow_blocks_of_a_page(page: str, checkout: Path, tmp_path: Path) -> Non
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "MAKEFLAGS": "-o .venv/demo -o .venv/installed",
         "COLUMNS": "140",
         "OMP_NUM_THREADS": "1",
     }

@@ -109,7 +109,7 @@ def suggest(
     for rate in (config.video.fps,) if given else RATES:
         video = config.video.model_copy(update={"fps": rate})
         known = found[rate] = _rendered(drawn.rows, config.model_copy(update={"video": video}), known)
-        progress.note(f"measured them at {rate:g} frames a second" if with_video else "measured them")
+        progress.note(f"measured them at {rate:g} fps" if with_video else "measured them")
     rejected = {rate: _rejected(of_rate) for rate, of_rate in found.items()}
     if any(sum(codes.values()) == len(drawn.rows) for codes in rejected.values()):
         codes = next(iter(rejected.values()))

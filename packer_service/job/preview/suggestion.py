@@ -128,7 +128,7 @@ def suggestion(
         for length in [config.seq_len] if "seq_len" in config.model_fields_set else compared_lengths(lengths):
             wanted = _configured(config, question, rate, length)
             choices.append(_choice(documents, wanted, sampled, question, sizes, pad_id, model))
-            note(f"estimated seq_len {length:,}" + (f" at {rate:g} frames a second" if sampled.has_video else ""))
+            note(f"estimated seq_len {length:,}" + (f" at {rate:g} fps" if sampled.has_video else ""))
     taken = best(choices)
     return written(taken, choices, sampled, config, question, sizes)
 
@@ -310,7 +310,8 @@ def written(
         for name in ("cp_sizes", "ring_degrees")
         if name not in fixed
     }
-    values["cost"] = config.cost.model_dump(mode="json", include=config.cost.model_fields_set)
+    values.pop("cost", None)  # comes last, as it is longest
+    values["cost"] = given.cost.model_dump(mode="json", exclude_unset=True)
     if cp_size not in values["cp_sizes"] and "cp_sizes" not in fixed and config.seq_len % (2 * cp_size) == 0:
         values["cp_sizes"].append(cp_size)
     about = "about 1 pack" if taken.packs == 1 else f"about {taken.packs:,} packs"
