@@ -24,8 +24,6 @@ from shell import ROOT, Block, Command, blocks, first_difference
 
 from preshard.packer_service.cli import main
 
-pytestmark = pytest.mark.process  # jobs, with their decoders
-
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
 
 

@@ -25,6 +25,7 @@ PROCESS_FOLDERS = (
     "tests/demo",
     "tests/docs/test_layouts",
     "tests/docs/test_pages",
+    "tests/docs/test_shell",
     "tests/golden",
     "tests/hostile",
     "tests/http",
