@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from jaxtyping import Int64
 
 from preshard.schemas.dataset.measures import MEASURE_COLUMNS, MEASURES_FILE
 from preshard.schemas.dataset.rows import DOCUMENT_COLUMNS, PACK_COLUMNS, REJECT_COLUMNS
@@ -84,17 +82,6 @@ def open_table(
     return TableFile(
         opened, name, columns, kept=kept, rows=rows, dense=dense, metadata=metadata, error=error, sparing=sparing
     )
-
-
-def row_group_edges(metadata: Any) -> Int64[np.ndarray, "row_groups_plus_1"]:
-    """The first row of each row group of a Parquet file, then the number of rows.
-
-    Args:
-        metadata: the file's footer, a ``pyarrow.parquet.FileMetaData``.
-    """
-    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-    edges: Int64[np.ndarray, "row_groups_plus_1"] = np.cumsum([0, *sizes])
-    return edges
 
 
 def reason_columns(stage: str, error: DocumentError) -> dict[str, str]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from jaxtyping import Int64
 
 from preshard.schemas.errors import FormatError, PreshardError, TableInvalid
 
@@ -428,3 +430,14 @@ class TableFile:
         if found:
             encoded = sorted(found)
             self._file = pq.ParquetFile(self._opened, metadata=self.metadata, read_dictionary=encoded, **self._settings)
+
+
+def row_group_edges(metadata: Any) -> Int64[np.ndarray, "row_groups_plus_1"]:
+    """The first row of each row group of a Parquet file, then the number of rows.
+
+    Args:
+        metadata: the file's footer, a ``pyarrow.parquet.FileMetaData``.
+    """
+    sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    edges: Int64[np.ndarray, "row_groups_plus_1"] = np.cumsum([0, *sizes])
+    return edges

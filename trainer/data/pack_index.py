@@ -17,11 +17,11 @@ import pyarrow as pa
 from jaxtyping import Int64, Shaped
 
 from preshard.schemas.codec import sample_key, shard_name
-from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.dataset.rows import PACK_COLUMNS
+from preshard.schemas.dataset.table import TableFile, row_group_edges
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import SHARDS, TableEntry
-from preshard.schemas.tables import open_table, row_group_edges
 
 PACKS_TABLE = "packs.parquet"
 
@@ -264,7 +264,7 @@ class PackTable:
 
     def _table(self) -> TableFile:
         if self._file is None:
-            self._file = open_table(self._opened(), PACKS_TABLE, rows=self._rows, sparing=True)
+            self._file = TableFile(self._opened(), PACKS_TABLE, PACK_COLUMNS, rows=self._rows, sparing=True)
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:

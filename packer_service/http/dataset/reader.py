@@ -30,7 +30,7 @@ from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import split_manifest, stored_config
 from preshard.schemas.dataset.measures import MeasureOrder
-from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.dataset.table import TableFile, row_group_edges
 from preshard.schemas.errors import (
     FiguresInvalid,
     PreshardError,
@@ -50,7 +50,7 @@ from preshard.schemas.manifest import (
     SHARDS,
     ManifestHead,
 )
-from preshard.schemas.tables import TABLES, open_table, row_group_edges
+from preshard.schemas.tables import TABLES, open_table
 
 T = TypeVar("T")
 Stamps = tuple[tuple[int, int] | None, ...]
