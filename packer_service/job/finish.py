@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import UInt64
 
+from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.job.plan import Planned
-from preshard.packer_service.job.resolve import ResolvedJob
 from preshard.packer_service.job.writing.records import GROUP, join_group, joined_entries, joined_rows
 from preshard.packer_service.job.writing.tables import Sums, write_table
 from preshard.packer_service.report.stored import write_figures
@@ -116,8 +116,11 @@ class Finished:
 def finish(
     folder: Folder,
     planned: Planned,
+    *,
     n_shards: int,
-    job: ResolvedJob,
+    config: PackConfig,
+    target: PackedFor,
+    unread: dict[str, int],
     carried: list[CarriedFile],
     executor: Executor,
     progress: Progress,
@@ -128,7 +131,9 @@ def finish(
         folder: the dataset.
         planned: what was written.
         n_shards: number of its shards.
-        job: the job.
+        config: the job's configuration.
+        target: what was packed for.
+        unread: how many files of the source's folders are no source, by pattern.
         carried: the files of the tokenizer and the model that lie in the folder.
         executor: joins records where they are many.
         progress: hears what is done.
@@ -136,7 +141,7 @@ def finish(
     Raises:
         WorkError: a record is damaged.
     """
-    work, groups, config, target = folder / WORK, range(-(-n_shards // GROUP)), job.config, job.target
+    work, groups = folder / WORK, range(-(-n_shards // GROUP))
     seconds = _join(folder, groups, n_shards, executor, progress)
     tables, counts = _write_tables(folder, planned, groups, config)
     head = ManifestHead(
@@ -148,9 +153,9 @@ def finish(
         model=target.model,
         sources=[file.label for file in planned.files],
         unused_columns=planned.unused_columns,
-        unread_files=job.sources.unread,
+        unread_files=unread,
         filtered=dict(planned.filtered),
-        phases=planned.phases(len(config.curriculum), config.epochs),
+        phases=planned.phases(config),
         counts=counts,
         tables=tables,
         figures=write_figures(folder, config, counts.packs),

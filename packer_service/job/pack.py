@@ -176,7 +176,17 @@ def _run(job: ResolvedJob, stages: Stages, carried: list[CarriedFile]) -> Outcom
     n_shards = stages.write_missing(job, planned)
     clock.lap("write_seconds")
     stages.claim.check()
-    finished = finish(stages.claim.folder, planned, n_shards, job, carried, stages.executor, progress)
+    finished = finish(
+        stages.claim.folder,
+        planned,
+        n_shards=n_shards,
+        config=job.config,
+        target=job.target,
+        unread=job.sources.unread,
+        carried=carried,
+        executor=stages.executor,
+        progress=progress,
+    )
     clock.lap("finish_seconds")
     tokens = sum(part.tokens for part in planned.partitions)
     facts = JobFacts(

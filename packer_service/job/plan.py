@@ -22,7 +22,7 @@ from preshard.packer_service.runtime.executors import MadeItems
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import KeyRange, read_facts, read_rows, write_rows
 from preshard.schemas.codec import encode_table, shard_name
-from preshard.schemas.config import MARK
+from preshard.schemas.config import MARK, PackConfig
 
 PLAN_FOLDER = "plan"
 LEFT = "left"
@@ -234,12 +234,12 @@ class Planned:
     def _n_stages(self) -> int:
         return max((len(part.groups) for part in self.partitions), default=0)
 
-    def phases(self, n_phases: int, epochs: int) -> list[int]:
+    def phases(self, config: PackConfig) -> list[int]:
         """Packs in the whole groups of each phase of a curriculum; none without one."""
-        found = [0] * n_phases
+        found = [0] * len(config.curriculum)
         for part in self.partitions if found else ():
             for stage, here in enumerate(part.groups):
-                found[stage // epochs] += here
+                found[stage // config.epochs] += here
         return found
 
     @cached_property

@@ -11,7 +11,7 @@ from configuration_way import returns, way
 from preshard.packer_service.api import pack as api
 from preshard.schemas.errors import ConfigError
 
-MOST, MOST_RETURNS = 22, 5
+MOST, MOST_RETURNS = 25, 8
 
 
 def test_the_configuration_goes_one_way() -> None:
