@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Int32, Int64
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -116,6 +115,8 @@ def encoder_attention(
         q_HLD = q_HLD if scaling == standard else q_HLD * (scaling / standard)
         q_LHD, k_LHD, v_LHD = (x_HLD.transpose(0, 1) for x_HLD in (q_HLD, k_HLD, v_HLD))
         begins, most = to_device(cu_seq_lens_q, q_HLD.device), int(max_length_q)
+        from torch.nn.attention.varlen import varlen_attn  # with it comes torch._dynamo, in 4.5 s
+
         out_LHD: Any = varlen_attn(q_LHD, k_LHD, v_LHD, begins, begins, most, most)
         return out_LHD[None], None
     given = cu_seq_lens_q if edges is None else edges
