@@ -1,6 +1,6 @@
 """Takes the pictures of ``page.md``: the inspection page over packed datasets, in headless Chromium, by day and night.
 
-    python docs/plot_page.py http://127.0.0.1:8000 demo short [--out docs/page]
+    python docs/plot_page.py http://127.0.0.1:8000 dataset qwen3_vl [--out docs/page]
 
 `preshard serve` must be running at that address, and Chromium be on the path (``tests/browser/chromium.sh``).
 """
