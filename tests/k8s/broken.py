@@ -88,7 +88,7 @@ ROWS = {
     ],
     "local/train commands": [
         ("No such option", "Job", f"{MAIN}/args/-", "--rings=2"),
-        ("do not divide", "Job", f"{MAIN}/args/-", "--ring=3"),
+        ("cannot be divided by", "Job", f"{MAIN}/args/-", "--ring=3"),
         ("does not pack", "Job", f"{MAIN}/args/-", "--layout=spiral"),
         ("rendezvous at", "Job", "metadata/name", "other"),
         ("waits for 2 nodes", "Job", "spec/completions", 4),

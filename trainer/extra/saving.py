@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
+import torch.nn.attention.varlen  # one of its operators is kept
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
