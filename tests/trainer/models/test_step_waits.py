@@ -172,7 +172,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     monkeypatch.setattr("preshard.trainer.device.PAGE_LOCKED", ("meta",))
-    for file in ("attention.bind", "models.packed"):  # the first is a function's name, too
+    for file in ("attention.kind", "models.packed"):
         module = sys.modules[f"preshard.trainer.{file}"]
         monkeypatch.setattr(module, "kernel_for", lambda *_: Flex(attention=some_attention))
     return Copies()
