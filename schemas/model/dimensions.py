@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ class ModelDimensions:
 
     Attributes:
         hidden, layers, heads, kv_heads, head_dim, vocab: of the decoder.
-        inner: width of the SwiGLU that a token passes; of a mixture of experts, of all those that it passes.
+        inner: width of the SwiGLU that a token passes, or of one with as many weights; of a mixture of experts, of all
+            those that it passes; the mean of layers.
         stored_inner: the same of all experts.
         tied: whether the embedding is the output projection.
         vision_parameters: of the vision encoder and of what joins it to the decoder.
@@ -28,7 +29,7 @@ class ModelDimensions:
             as a multiple of ``hidden``: 8 in Qwen3.
         vision_row: numbers that the layers keep for the backward pass which make a row of patches.
         source: where the dimensions are from.
-        layer_embeddings: parameters by which layers get embeddings of their own (Gemma 4 E2B and E4B).
+        more_embeddings: parameters of embeddings of layers (Gemma 4 E2B and E4B) and of positions (GPT-2).
     """
 
     hidden: int
@@ -45,7 +46,7 @@ class ModelDimensions:
     vision_layers: int
     source: str
     vision_row: int = 0
-    layer_embeddings: int = 0
+    more_embeddings: int = 0
     vision_rest: int = 0
     hidden_kept: int = 8
 
@@ -66,7 +67,7 @@ class ModelDimensions:
     @property
     def embeddings(self) -> int:
         """Parameters of embeddings and of the output projection."""
-        return self.hidden * self.vocab * (1 if self.tied else 2) + self.layer_embeddings
+        return self.hidden * self.vocab * (1 if self.tied else 2) + self.more_embeddings
 
     @property
     def parameters(self) -> int:
@@ -94,31 +95,28 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
     given_text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
     language = language_model(str(given_text.get("model_type")))
     text = {**language.left_out, **given_text}
-    hidden, heads = _positive(text, "hidden_size"), _positive(text, "num_attention_heads")
-    named = () if text.get("enable_moe_block") is False else ("num_experts", "num_local_experts")
-    experts = next((text[name] for name in named if text.get(name)), None)
-    of_expert = text.get("moe_intermediate_size") if experts else None
-    expert_width = _positive(text, "intermediate_size" if of_expert is None else "moe_intermediate_size")
-    used = "top_k_experts" if text.get("top_k_experts") else "num_experts_per_tok"
-    beside = _positive(text, "intermediate_size") if text.get("enable_moe_block") else 0
-    layers, given = _positive(text, "num_hidden_layers"), int(text.get("hidden_size_per_layer_input") or 0)
+    hidden, heads = _positive(text, "hidden_size", "n_embd"), _positive(text, "num_attention_heads", "n_head")
+    layers = _positive(text, "num_hidden_layers", "n_layer")
+    given = int(text.get("hidden_size_per_layer_input") or 0)
     rows = _positive(text, "vocab_size_per_layer_input") if given else 0
+    places = _positive(text, language.positions) if language.positions else 0
+    passed, stored = (language.mlp_matrices * width / (3 * layers) for width in _mlp_widths(text, hidden, layers))
     return ModelDimensions(
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=_positive(text, "num_key_value_heads", heads),
-        head_dim=_positive(text, "head_dim", hidden // heads),
+        kv_heads=1 if text.get("multi_query") else _positive(text, "num_key_value_heads", default=heads),
+        head_dim=_positive(text, "head_dim", default=hidden // heads),
         vocab=_positive(text, "vocab_size"),
-        inner=expert_width * (_positive(text, used) if experts else 1) + beside,
-        stored_inner=expert_width * (experts or 1) + beside,
+        inner=round(passed),
+        stored_inner=round(stored),
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         vision_parameters=encoder_parameters(encoder) if encoder else 0,
         vision_width=encoder.hidden_size if encoder else 0,
         vision_layers=encoder.layers + encoder.windowed_layers if encoder else 0,
         source=source,
         vision_row=row_width(encoder) if encoder else 0,
-        layer_embeddings=layers * given * (rows + 3 * hidden),
+        more_embeddings=layers * given * (rows + 3 * hidden) + places * hidden,
         vision_rest=rest_parameters(encoder) if encoder else 0,
         hidden_kept=language.hidden_kept,
     )
@@ -144,8 +142,68 @@ def row_width(encoder: VisionEncoder) -> int:
     return 3 * encoder.row_inputs + 2 * encoder.row_outputs
 
 
-def _positive(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = default if values.get(name) is None else values[name]
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+USED_EXPERTS = ("top_k_experts", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+"""Names of the number of a layer's experts, of those that a token is sent to, of those that every token passes, and of
+the width of these; some models list them by layer.
+"""
+
+
+def of_layer(text: Mapping[str, Any], names: Sequence[str], layer: int) -> int:
+    """A setting that has one of several names, for a layer; 0 if it is left out."""
+    found = next((value for name in names if (value := text.get(name))), 0)
+    return int(found[layer] if isinstance(found, list | tuple) else found)
+
+
+def _mlp_widths(text: Mapping[str, Any], hidden: int, layers: int) -> tuple[int, int]:
+    """Widths of what a token passes, and of all that is stored, summed over layers.
+
+    Raises:
+        ConfigError: a width or a number of experts is missing.
+    """
+    passed = stored = 0
+    for layer in range(layers):
+        experts = 0 if text.get("enable_moe_block") is False else of_layer(text, EXPERTS, layer)
+        if not experts or _is_dense(text, layer):
+            width = _positive(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+            passed, stored = passed + width, stored + width
+            continue
+        width = _positive(text, "moe_intermediate_size", "intermediate_size")
+        used = of_layer(text, USED_EXPERTS, layer)
+        if used < 1:
+            raise ConfigError(
+                f"--model: config.json has {experts} experts, and none of {', '.join(USED_EXPERTS)} says how many a "
+                "token is sent to"
+            )
+        shared = of_layer(text, SHARED_WIDTH, layer) or of_layer(text, SHARED_EXPERTS, layer) * width
+        if text.get("enable_moe_block"):
+            shared += _positive(text, "intermediate_size")
+        passed, stored = passed + used * width + shared, stored + experts * width + shared
+    return passed, stored
+
+
+def _is_dense(text: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer of a mixture of experts has none."""
+    kinds = text.get("mlp_layer_types")
+    if kinds:
+        return bool(kinds[layer] == "dense")
+    first, last = (text.get(f"moe_layer_{end}_index") for end in ("start", "end"))
+    return (
+        layer < of_layer(text, ("first_k_dense_replace", "num_dense_layers"), layer)
+        or layer in (text.get("mlp_only_layers") or ())
+        or bool((layer + 1) % (text.get("decoder_sparse_step") or text.get("moe_layer_interval") or 1))
+        or layer < (first or 0)
+        or (last is not None and last >= 0 and layer > last)
+    )
+
+
+def _positive(values: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of several keys that is there."""
+    value = next((values[name] for name in names if values.get(name) is not None), default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"--model: {name} of config.json is {value!r}; a whole number of at least 1 is legal")
+        raise ConfigError(
+            f"--model: {' or '.join(names)} of config.json is {value!r}; a whole number of at least 1 is legal"
+        )
     return value

@@ -42,6 +42,7 @@ class LanguageModel:
         caps: soft caps that the model applies, where attention and the loss follow them: of scores and of logits.
         options: settings that only this model has, or of which it follows other values.
         attentions: how often a layer calls attention, with queries and keys of all heads.
+        mlp_matrices: of an MLP: 3 where one of them gates, else 2.
         own_mask: whether ``transformers`` makes its mask without ``position_ids``, in which it finds packed documents.
         positions: the key that says how many positions are learnt, of a model that has an embedding for each.
         hidden_kept: see :class:`preshard.schemas.model.dimensions.ModelDimensions`; as a dry run counts it.
@@ -57,6 +58,7 @@ class LanguageModel:
     caps: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     attentions: int = 1
+    mlp_matrices: int = 3
     own_mask: bool = False
     positions: str = ""
     hidden_kept: int = 8
@@ -112,21 +114,24 @@ def _window(tokens: int, windowed: Windowed | None = None, **left_out: Any) -> L
 
 def _learnt(key: str, positions: int, **left_out: Any) -> LanguageModel:
     """A model with an embedding for each position."""
-    return LanguageModel(left_out={key: positions, **left_out}, positions=key)
+    return LanguageModel(left_out={key: positions, **left_out}, positions=key, mlp_matrices=2)
 
 
 _PLAIN = LanguageModel()
+_UNGATED = LanguageModel(mlp_matrices=2)
 _UNUSED: Mapping[str, Any] = {"use_sliding_window": False, "sliding_window": 4096}
 _FULL = ["full_attention"]
 _STATES = LanguageModel(has_states=True, since=(5, 23))
 
 LANGUAGES: dict[str, LanguageModel] = {
-    **dict.fromkeys(("apertus", "arcee", "aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
-    **dict.fromkeys(("glm", "glm4", "glm4_moe", "gpt_neox", "granite", "granitemoe", "granitemoeshared"), _PLAIN),
-    **dict.fromkeys(("helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"), _PLAIN),
-    **dict.fromkeys(("internlm3", "iquestcoder", "jais2", "jetmoe", "llama", "minimax_m2", "olmo", "olmo2"), _PLAIN),
-    **dict.fromkeys(("olmoe", "persimmon", "solar_open"), _PLAIN),
-    **dict.fromkeys(("mixtral", "phi3", "starcoder2"), LanguageModel(windowed=_all, passes_window=True)),
+    **dict.fromkeys(("aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
+    **dict.fromkeys(("glm", "glm4", "glm4_moe", "granite", "granitemoe", "granitemoeshared"), _PLAIN),
+    **dict.fromkeys(("helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax"), _PLAIN),
+    **dict.fromkeys(("internlm3", "iquestcoder", "jetmoe", "llama", "minimax_m2", "olmo", "olmo2"), _PLAIN),
+    **dict.fromkeys(("olmoe", "solar_open"), _PLAIN),
+    **dict.fromkeys(("apertus", "arcee", "gpt_neox", "jais2", "persimmon"), _UNGATED),
+    **dict.fromkeys(("mixtral", "phi3"), LanguageModel(windowed=_all, passes_window=True)),
+    "starcoder2": LanguageModel(windowed=_all, passes_window=True, mlp_matrices=2),
     **dict.fromkeys(("qwen2", "qwen3"), LanguageModel(left_out=_UNUSED, windowed=_behind, passes_window=True)),
     **dict.fromkeys(("qwen3_moe", "smollm3"), LanguageModel(left_out=_UNUSED, passes_window=True)),
     **dict.fromkeys(("exaone4", "exaone_moe"), _window(4096)),
@@ -169,6 +174,7 @@ LANGUAGES: dict[str, LanguageModel] = {
     "gpt2": _learnt("n_positions", 1024, attn_pdrop=0.1),
     "gpt_bigcode": _learnt("n_positions", 1024, attn_pdrop=0.1),
     "gpt_oss": replace(_window(128, _but_every(2)), own_mask=True),
+    "hunyuan_v1_moe": LanguageModel(left_out={"num_shared_experts": 1}),
     "kolibri1": _window(513, _but_every(5)),
     "laguna": _window(512, layer_types=_FULL),
     "mellum": _window(1024, layer_types=_FULL),

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from preshard.schemas.layout import TILE
+from preshard.schemas.model.dimensions import EXPERTS, USED_EXPERTS
 from preshard.schemas.model.families import language_model
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
@@ -22,10 +23,6 @@ TRAINING, FROZEN, FORWARD = 3, 2, 1
 """A backward pass takes two products where the forward pass takes one, and with a frozen weight one, for the gradient
 of what is before it; a frozen encoder takes none. What is computed again is not counted."""
 
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-USED_EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token")
-"""Names of the number of a layer's experts, and of those that a token is sent to; some models list them by layer."""
 
 STATE = "linear_attention"
 """Kind of layers that carry a state, and have no scores."""
