@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from preshard.schemas.dataset.manifest_parts import read_manifest_head, stored_config
+from preshard.schemas.dataset.measures import MEASURES_FILE
 from preshard.schemas.errors import (
     ConfigError,
     FormatError,
@@ -99,6 +100,14 @@ class DatasetFiles:
             TableMissing: it is missing.
         """
         return self._open_file(PACKS_TABLE, TableMissing)
+
+    def open_measures(self) -> pa.NativeFile:
+        """Opens ``measures.parquet``.
+
+        Raises:
+            TableMissing: it is missing.
+        """
+        return self._open_file(MEASURES_FILE, TableMissing)
 
     def read_range(self, shard: str, offset: int, size: int) -> bytes:
         """Exactly ``size`` bytes of a shard from ``offset``, in one request.

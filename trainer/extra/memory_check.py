@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
+from preshard.schemas.dataset.manifest_parts import stored_config
+from preshard.schemas.dataset.measures import MEASURES_FILE, MeasureGroup, MeasureOrder
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
 from preshard.schemas.layout import BLOCK_SCHEMES, table_bytes
@@ -26,6 +29,7 @@ from preshard.schemas.model.savings import (
     list_savings,
     state_on_host,
 )
+from preshard.schemas.tables import open_table
 from preshard.trainer.attention.pieces import repeated_kv_heads
 from preshard.trainer.core.config import DTYPES, TrainConfig, option
 from preshard.trainer.core.mesh import SHARDING_AXES
@@ -35,6 +39,7 @@ from preshard.trainer.extra.saving import inputs_wait
 
 GIB = 2**30
 COLUMNS = ("n_units", "n_patches", "n_pooled_tokens")
+MOST_ROWS = "most_pooled_tokens"
 MORE_PROCESSES = 64
 """The most times as many processes that are named as a remedy."""
 
@@ -52,29 +57,43 @@ class Packs:
         seq_len: tokens of a pack.
         images: :data:`COLUMNS` of the packs that were looked at.
         rings: ring degrees of the packed layouts.
+        busiest: rows of features that the rank with most of them makes of each, by the ranks of a pack.
     """
 
     seq_len: int
     images: Int64[np.ndarray, "columns packs"]
     rings: frozenset[int]
+    busiest: Mapping[int, Int64[np.ndarray, "packs"]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, datasets: Sequence[PackedDataset]) -> Packs:
         """Packs of the first row group of each dataset's ``packs.parquet``, 65,536 at most."""
-        parts = []
-        for reader in (reader for dataset in datasets for reader in dataset.readers):
+        readers = [reader for dataset in datasets for reader in dataset.readers]
+        sizes = set.intersection(*(set(dataset.config.cp_sizes) for dataset in datasets))
+        parts = [np.zeros((len(COLUMNS), 1), np.int64)]
+        busiest = {size: [np.zeros(1, np.int64)] for size in sizes}
+        for reader in readers:
             table = PackTable(reader.files.open_packs, len(reader.packs))
-            parts += [table.columns(0, COLUMNS)] if len(table) else []
+            if len(table):
+                parts.append(table.columns(0, COLUMNS))
+                for size, rows in _busiest(reader, table.edges[1], sizes).items():
+                    busiest[size].append(rows)
             table.close()
-        images = np.concatenate([np.zeros((len(COLUMNS), 1), np.int64), *parts], axis=1)
-        config = datasets[0].config
-        rings = frozenset(config.ring_degrees)
-        return cls(seq_len=max(dataset.config.seq_len for dataset in datasets), images=images, rings=rings)
+        return cls(
+            seq_len=max(dataset.config.seq_len for dataset in datasets),
+            images=np.concatenate(parts, axis=1),
+            rings=frozenset(datasets[0].config.ring_degrees),
+            busiest={size: np.concatenate(rows) for size, rows in busiest.items()},
+        )
 
     def share(self, config: TrainConfig, kv_heads: int) -> RankShare:
-        """The largest share of a rank, as if the images of a pack were of equal size, and all its keys were needed."""
+        """The largest share of a rank, as if all keys of a pack were needed. For a number of ranks that was not packed
+        for, the images of a pack are as if of equal size.
+        """
         units, patches, rows = self.images
         busiest = -(-units // config.cp_size) / np.maximum(units, 1)
+        if config.cp_size in self.busiest:
+            busiest = self.busiest[config.cp_size] / np.maximum(rows, 1)
         ulysses = config.cp_size if config.attention == "ulysses" else config.ulysses
         own = self.seq_len * ulysses / config.cp_size
         in_parts = config.attention in ("ring", "hybrid") and ulysses < config.cp_size
@@ -92,6 +111,18 @@ class Packs:
             in_parts=in_parts,
             copied_heads=sent - kv_heads,
         )
+
+
+def _busiest(reader: Any, n_packs: int, sizes: Iterable[int]) -> dict[int, Int64[np.ndarray, "packs"]]:
+    """Rows of features that the rank with most of them makes of each of a dataset's first packs, by ranks of a pack."""
+    order = MeasureOrder.of(stored_config(reader.files.manifest), len(reader.packs))
+    found: dict[int, Int64[np.ndarray, "packs"]] = {}
+    with closing(open_table(reader.files.open_measures(), MEASURES_FILE, rows=order.n_rows, sparing=True)) as table:
+        for size in sizes:
+            groups = order.parts(MeasureGroup(scheme=None, degree=size), range(n_packs))
+            rows = table.read([part.row_group for part in groups], [MOST_ROWS])[MOST_ROWS]
+            found[size] = np.array(rows.to_pylist(), np.int64)[:n_packs]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.core.setup import prepare
+from preshard.trainer.data import PackedDataset
 from preshard.trainer.extra import memory_check
 from preshard.trainer.models.interface import register_attention
 
@@ -265,3 +267,19 @@ def test_patches_are_those_of_the_largest_pack(lessons: Path, options: Any) -> N
     assert packs.share(job.config, 2).patches == max(patches)
     names = {"tokens", "patches", "rows", "keys", "key_heads", "tables", "in_parts", "copied_heads"}
     assert asdict(packs.share(job.config, 2)).keys() == names
+
+
+@pytest.mark.process  # the packs are made by a job
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_the_busiest_rank_is_that_of_the_packs(folder_of: Callable[..., Path], family: str) -> None:
+    """Fails when the images of a pack count as of equal size, where one rank has the large ones."""
+    folder, unequal = folder_of(family) / "dataset", 0.0
+    for ring in (2, 4):
+        ranks = [PackedDataset(str(folder), ring_degree=ring, cp_rank=rank) for rank in range(ring)]
+        units = [batch.units for dataset in ranks for batch in dataset]
+        share = memory_check.Packs.of(ranks[:1]).share(settings(ring=ring), 2)
+        assert share.rows == max(sum(unit.rows for unit in each) for each in units) > 0
+        assert share.patches == pytest.approx(max(sum(unit.patches for unit in each) for each in units))
+        equal = replace(memory_check.Packs.of(ranks[:1]), busiest={}).share(settings(ring=ring), 2)
+        unequal = max(unequal, share.patches / equal.patches)
+    assert unequal > 1.1
