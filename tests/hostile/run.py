@@ -72,7 +72,9 @@ def main() -> None:
         source.mkdir(parents=True)
         Image.new("RGB", (40, 30), "olive").save(source / "0.png")
         n_rows = write_lines(source, arguments.rows, arguments.seed) + write_tables(source, arguments.seed)
-        faults += pack(folder / "rows", "oversize=truncate", "ignore_columns=[other]") + outcomes(folder / "rows/dataset", n_rows)
+        faults += pack(folder / "rows", "oversize=truncate", "ignore_columns=[other]") + outcomes(
+            folder / "rows/dataset", n_rows
+        )
     print("\n".join(f"FAULT: {fault}" for fault in faults) or "no fault")
     sys.exit(bool(faults))
 
