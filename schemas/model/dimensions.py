@@ -9,7 +9,7 @@ from typing import Any
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TILE
 from preshard.schemas.model.encoder import VisionEncoder
-from preshard.schemas.model.families import language_model
+from preshard.schemas.model.families import EXPERTS, USED_EXPERTS, language_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,13 +142,9 @@ def row_width(encoder: VisionEncoder) -> int:
     return 3 * encoder.row_inputs + 2 * encoder.row_outputs
 
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-USED_EXPERTS = ("top_k_experts", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
-"""Names of the number of a layer's experts, of those that a token is sent to, of those that every token passes, and of
-the width of these; some models list them by layer.
-"""
+"""Names of the number of a layer's experts that every token passes, and of their width."""
 
 
 def of_layer(text: Mapping[str, Any], names: Sequence[str], layer: int) -> int:

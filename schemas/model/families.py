@@ -21,6 +21,10 @@ Option = tuple[tuple[Any, ...], str, str]
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Keys of soft caps: of the scores of attention, and of the logits."""
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+USED_EXPERTS = ("top_k_experts", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+"""Names of the number of a layer's experts, and of those that a token is sent to; some models list them by layer."""
+
 HEAD: Option = (
     (None, 1, False),
     "which changes the logits after the output projection; the loss does not",

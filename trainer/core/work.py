@@ -10,8 +10,7 @@ from typing import Any
 from torch import nn
 
 from preshard.schemas.layout import TILE
-from preshard.schemas.model.dimensions import EXPERTS, USED_EXPERTS
-from preshard.schemas.model.families import language_model
+from preshard.schemas.model.families import EXPERTS, USED_EXPERTS, language_model
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch

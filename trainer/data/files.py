@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyarrow import fs
 
 from preshard.schemas.dataset.manifest_parts import read_manifest_head, stored_config
-from preshard.schemas.dataset.measures import MEASURES_FILE
 from preshard.schemas.errors import (
     ConfigError,
     FormatError,
@@ -99,15 +98,15 @@ class DatasetFiles:
         Raises:
             TableMissing: it is missing.
         """
-        return self._open_file(PACKS_TABLE, TableMissing)
+        return self.open_table(PACKS_TABLE)
 
-    def open_measures(self) -> pa.NativeFile:
-        """Opens ``measures.parquet``.
+    def open_table(self, name: str) -> pa.NativeFile:
+        """Opens one of the dataset's tables.
 
         Raises:
             TableMissing: it is missing.
         """
-        return self._open_file(MEASURES_FILE, TableMissing)
+        return self._open_file(name, TableMissing)
 
     def read_range(self, shard: str, offset: int, size: int) -> bytes:
         """Exactly ``size`` bytes of a shard from ``offset``, in one request.

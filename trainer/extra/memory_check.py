@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Int64
 
 from preshard.schemas.dataset.manifest_parts import stored_config
-from preshard.schemas.dataset.measures import MEASURES_FILE, MeasureGroup, MeasureOrder
+from preshard.schemas.dataset.measures import MEASURE_COLUMNS, MEASURES_FILE, MeasureGroup, MeasureOrder
+from preshard.schemas.dataset.table import TableFile
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
 from preshard.schemas.layout import BLOCK_SCHEMES, table_bytes
@@ -29,7 +30,6 @@ from preshard.schemas.model.savings import (
     list_savings,
     state_on_host,
 )
-from preshard.schemas.tables import open_table
 from preshard.trainer.attention.pieces import repeated_kv_heads
 from preshard.trainer.core.config import DTYPES, TrainConfig, option
 from preshard.trainer.core.mesh import SHARDING_AXES
@@ -117,7 +117,10 @@ def _busiest(reader: Any, n_packs: int, sizes: Iterable[int]) -> dict[int, Int64
     """Rows of features that the rank with most of them makes of each of a dataset's first packs, by ranks of a pack."""
     order = MeasureOrder.of(stored_config(reader.files.manifest), len(reader.packs))
     found: dict[int, Int64[np.ndarray, "packs"]] = {}
-    with closing(open_table(reader.files.open_measures(), MEASURES_FILE, rows=order.n_rows, sparing=True)) as table:
+    opened = reader.files.open_table(MEASURES_FILE)
+    with closing(
+        TableFile(opened, MEASURES_FILE, MEASURE_COLUMNS, rows=order.n_rows, dense=False, sparing=True)
+    ) as table:
         for size in sizes:
             groups = order.parts(MeasureGroup(scheme=None, degree=size), range(n_packs))
             rows = table.read([part.row_group for part in groups], [MOST_ROWS])[MOST_ROWS]
