@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages and the reference of the public modules: ``make docs``."""
+"""Sphinx configuration of these pages and of the reference of the public modules: ``make docs``."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ KINDS = {"padding": "#dddddd", "text": "#56b4e9", "images": "#e69f00", "video": 
 
 @dataclass(frozen=True, kw_only=True)
 class PicturedPack:
-    """What the pictures need of a pack.
+    """The part of a pack that the pictures show.
 
     Attributes:
         name: the pack, for titles.
@@ -186,7 +186,7 @@ def _draw_zoom(axes: Axes, pack: PicturedPack, stretch: Int64[np.ndarray, "stret
 
 
 def draw_owners(pack: PicturedPack, measures: list[LayoutMeasures]) -> Figure:
-    """Which rank holds which tokens: a panel a scheme, a lane a rank; paler where it holds a part of a column."""
+    """Draws which rank holds which tokens: a panel a scheme, a lane a rank; paler where it holds a part of a column."""
     figure = Figure(figsize=(11, 2.05 * len(pack.layouts) + 0.8), layout="constrained")
     panels = figure.subplots(len(pack.layouts), 1, sharex=True, squeeze=False)[:, 0]
     for axes, layout, found in zip(panels, pack.layouts, measures, strict=True):

@@ -25,7 +25,7 @@ VIEWS = {
 """Name of a picture: the address of its view, and pixels from the top."""
 
 THEMES = {"light": "", "dark": "-dark"}
-"""What is behind a picture's name in each theme."""
+"""Suffix of a picture's name in each theme."""
 
 WIDTH = 1120
 COLOURS = 256
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def photograph(page: Page, address: str) -> Image.Image:
-    """What a window shows at an address once all is there."""
+    """Takes a picture of the window at an address once everything is there."""
     page.goto(address)
     page.wait_for_function(SHOWN)
     page.evaluate(LOADED)

@@ -86,7 +86,7 @@ def _stamp_sources(function: Callable[..., Any], kernel: Any) -> str:
 
 @cache
 def _digest_source(module: str) -> str:
-    """Of a module's source; a module without one counts by its name."""
+    """Hash of a module's source; a module without one counts by its name."""
     try:
         source = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):

@@ -17,7 +17,7 @@ _MODULES = (
     *("attention", "data", "documents", "energon", "export", "hugging_face", "models", "schemas", "service"),
     *("torchtitan", "train", "training"),
 )
-"""What programs may import, besides the names of this module."""
+"""Modules that programs may import, besides the names of this module."""
 
 _FUNCTIONS = {"pack": ("pack", "pack"), "open": ("dataset", "Dataset")}
 

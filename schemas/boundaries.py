@@ -19,7 +19,7 @@ from preshard.schemas.errors import LayoutError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class UnitParts:
-    """What ranks are dealt whole, in stored order: units, or single crops of them.
+    """Parts that ranks are dealt whole, in stored order: units, or single crops of them.
 
     Attributes:
         crops: crops up to and including each part.

@@ -83,7 +83,7 @@ _PLAIN_SIZE = 8**11 - 1
 """The largest size in eleven octal digits."""
 
 _EMPTY_MEMBER = _tar_header("", 0)
-"""What is the same in every header: filling in three fields takes a tenth of the time that making one does, and a
+"""Header with all that headers share: filling in three fields takes a tenth of the time that making one does, and a
 header stands before each crop."""
 
 _EMPTY_SUM = int(_EMPTY_MEMBER[_CHECKSUM_AT : _CHECKSUM_AT + 6], 8)
@@ -95,7 +95,7 @@ def tar_member(name: str, data: bytes) -> bytes:
 
 
 def tar_parts(name: str, data: bytes) -> tuple[bytes, bytes, bytes]:
-    """What a tar member consists of, one after the other: many are joined without being copied twice."""
+    """Parts of a tar member, one after the other: many are joined without being copied twice."""
     return tar_header(name, len(data)), data, bytes(-len(data) % TAR_BLOCK)
 
 

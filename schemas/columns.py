@@ -79,7 +79,7 @@ KEPT_TYPES: dict[str, type] = {"string": str, "int": int, "float": float, "bool"
 """Types of columns that are kept with documents, as the configuration spells them."""
 
 Kept = str | int | float | bool | None
-"""What a document has in such a column; None where its row has nothing."""
+"""Value of a document in such a column; None where its row has nothing."""
 
 
 def as_kept_columns(given: Any) -> Any:

@@ -225,7 +225,7 @@ class PackConfig(ConfigSection):
 
     @property
     def seq_len_step(self) -> tuple[int, str]:
-        """What ``seq_len`` is a multiple of, and why."""
+        """Number that ``seq_len`` is a multiple of, and why."""
         step = math.lcm(*(2 * size for size in self.cp_sizes), *(2 * ring for ring in self.ring_degrees))
         reason = f"2 x each of cp_sizes {list(self.cp_sizes)} and ring_degrees {list(self.ring_degrees)}"
         if any(scheme in BLOCK_SCHEMES for scheme in self.layouts):
@@ -245,7 +245,7 @@ class PackConfig(ConfigSection):
 
 
 KEYS = keys_of(PackConfig)
-"""What keys and sections say of themselves, by name with dots."""
+"""Keys and sections with what they say of themselves, by name with dots."""
 
 
 def words_of(expression: str) -> frozenset[str]:

@@ -56,7 +56,7 @@ class DocumentError(PreshardError):
         self.code = code
 
     def __reduce__(self) -> tuple[type[DocumentError], tuple[str, str]]:
-        """By default an exception is pickled with a single argument; this one must survive with all of its own."""
+        """Keeps all arguments when pickled: by default an exception is pickled with a single one."""
         return type(self), (self.code, str(self))
 
 
@@ -103,7 +103,7 @@ class FormatError(PreshardError):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[FormatError], tuple[str, str]]:
-        """By default an exception is pickled with a single argument; this one must survive with all of its own."""
+        """Keeps all arguments when pickled: by default an exception is pickled with a single one."""
         return type(self), (self.where, self.detail)
 
 

@@ -30,7 +30,7 @@ from preshard.schemas.sequence import PackedSequence
 
 
 class DocumentSpan(StrictRecord):
-    """Where a document (or a piece of one) lies in its pack, in tokens, and how much of everything it has.
+    """Place of a document (or of a piece of one) in its pack, in tokens, and how much of everything it has.
 
     ``copy_number`` and ``epoch`` tell apart the places of a document that a mixture or several epochs take more than
     once. ``label_cut`` and ``medium_cut`` say what a cut at its end took apart, so that pieces can be joined again: the
@@ -58,7 +58,7 @@ class DocumentSpan(StrictRecord):
 
     @model_serializer(mode="wrap")
     def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what few datasets have: each rank reads every span."""
+        """Leaves out what few datasets have: each rank reads every span."""
         fields: dict[str, Any] = dump(self)
         unsaid = {"columns": None, "preference": False}
         return {key: value for key, value in fields.items() if key not in unsaid or value is not unsaid[key]}
@@ -135,7 +135,7 @@ class SampleHead(StrictRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleHeader:
-    """What the header part of a sample holds: everything but the crops."""
+    """Contents of the header part of a sample: everything but the crops."""
 
     head: SampleHead
     sequence: PackedSequence

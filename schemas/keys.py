@@ -12,7 +12,7 @@ RENDERED_TEXT, COPIED = "text is not tokenised again", "crops are copied as they
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """What another value of a key, or of any key of a section, would need.
+    """Needs of another value of a key, or of any key of a section.
 
     Attributes:
         source: why it would need the source, of which a packed dataset has only the documents; None if it would not.

@@ -1,4 +1,4 @@
-"""What a context-parallel rank holds: its slice of the tokens and its part of the images."""
+"""Part of a context-parallel rank: its slice of the tokens and its part of the images."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def layout_name(scheme: str, ring_degree: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLayout:
-    """How one scheme distributes a sequence over ``ring_degree`` ring ranks.
+    """Distribution of a sequence by one scheme over ``ring_degree`` ring ranks.
 
     ``runs`` has rows (ring_rank, start, length), rank after rank and, within a rank, in slice order: the slice of rank
     r consists of the natural ranges ``[start, start + length)`` of its rows, one after the other. ``needs[r, b]`` says

@@ -14,7 +14,7 @@ FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 RUN = "run.json"
 FIGURES = "figures.json"
-"""What the tables say of the dataset as a whole: see :mod:`preshard.packer_service.report.stored`."""
+"""Figures of the dataset as a whole, from its tables: see :mod:`preshard.packer_service.report.stored`."""
 TABLE_FILES = ("packs.parquet", "documents.parquet", "rejects.parquet", "measures.parquet")
 """The tables, in the order in which a manifest has them."""
 SHARDS = "shards"
@@ -55,7 +55,7 @@ Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 UnitKind = Literal["image", "frame", "frames"]
-"""What a unit is: a still image with all of its crops, one frame of a video, or several that the encoder joins."""
+"""Kinds of unit: a still image with all of its crops, one frame of a video, or several that the encoder joins."""
 
 UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
 
@@ -167,7 +167,7 @@ class ModelEntry(StrictRecord):
 
     @model_serializer(mode="wrap")
     def _leave_out_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what few models have."""
+        """Leaves out what few models have."""
         fields: dict[str, Any] = dump(self)
         return {key: value for key, value in fields.items() if value is not None}
 
@@ -260,7 +260,7 @@ class ManifestHead(StrictRecord):
 
 
 class Manifest(ManifestHead):
-    """Written last: a folder without it is not a dataset.
+    """Manifest of a dataset, written last: a folder without it is not a dataset.
 
     ``sha256`` is that of the file's own bytes with this field as 64 zeros: no other file holds the manifest's hash.
     """

@@ -12,8 +12,8 @@ from preshard.schemas.keys import Key
 from preshard.schemas.layout import Scheme
 
 MAX_WINDOW = 2**20
-"""More packs than any step has data-parallel ranks. All divisors of the window are looked for, which takes that many
-steps."""
+"""Limit above the number of data-parallel ranks of any step. All divisors of the window are looked for, which takes
+that many steps."""
 MAX_FRAMES = 2**20
 """Six days of video at two frames a second; the times of all frames are computed before any is read."""
 MAX_DEGREES = 64
@@ -21,7 +21,7 @@ MAX_DEGREES = 64
 MAX_WEIGHT = 1000
 """Most copies of a document in an epoch; each is packed in a pass of its own."""
 MOST_ENTRIES = 10_000
-"""Of any list; most may have fewer."""
+"""Most entries of any list; most may have fewer."""
 MAX_PHASES = 100
 """Each has packs of its own."""
 
@@ -72,7 +72,7 @@ Width = Annotated[int, Field(ge=1, le=2**24)]
 
 
 STORED_WORK = Key(stored="the vision encoder's work on each image is stored with the documents")
-"""Of the encoder's dimensions, which change nothing once a model's own have been used."""
+"""Key of the encoder's dimensions, which change nothing once a model's own have been used."""
 
 
 class ConfigSection(BaseModel):
@@ -112,7 +112,7 @@ class VisionConfig(ConfigSection):
 
 
 class ImagesConfig(ConfigSection):
-    """How still images are read and scaled."""
+    """Reading and scaling of still images."""
 
     backend: ImageBackend = Field(
         "torchvision",
@@ -128,7 +128,7 @@ class ImagesConfig(ConfigSection):
 
 
 class VideoConfig(ConfigSection):
-    """How frames are sampled from a video."""
+    """Sampling of frames from a video."""
 
     fps: float = Field(2.0, gt=0, le=1000, description="Frames taken per second of video.")
     max_frames: int = Field(
@@ -189,7 +189,7 @@ class SpecialTokensConfig(ConfigSection):
 
 
 class DuplicatesConfig(ConfigSection):
-    """What becomes of documents that say or show what an earlier one does."""
+    """Treatment of documents that say or show what an earlier one does."""
 
     text: Duplicates = Field(
         "keep",

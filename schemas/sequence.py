@@ -145,7 +145,7 @@ def needed_blocks(
     *,
     window: int | None = None,
 ) -> Bool[np.ndarray, "ring blocks"]:
-    """Which blocks of ``block_size`` keys, in natural order, hold a key that some query of each rank sees.
+    """Blocks of ``block_size`` keys, in natural order, that hold a key seen by some query, for each rank.
 
     The last block may be shorter. Blocks that the rank holds itself count, too.
 
@@ -215,7 +215,7 @@ def _numbered(
 def _last_seen(
     ranges: _KeyRanges, runs: Int32[np.ndarray, "runs 3"], ring_degree: int
 ) -> Int64[np.ndarray, "ring ranges"]:
-    """Of each range of the mask, the last key that each rank sees; before the range's start where it sees none.
+    """The last key of each range of the mask that each rank sees; before the range's start where it sees none.
 
     A query sees its own branch and branch 0 of its document up to itself, and all of its group in these two. So a rank
     sees each of them up to the last query that may look there. The last column of both tables takes what is -1.
@@ -238,7 +238,7 @@ def _last_seen(
 def _seen_in_window(
     mask: MaskArrays, runs: Int32[np.ndarray, "runs 3"], ring_degree: int, window: int
 ) -> Bool[np.ndarray, "ring seq"]:
-    """Which keys the queries of each rank see under a window.
+    """Keys that the queries of each rank see under a window.
 
     In ``order``, token after token of each branch, what consecutive queries see of a branch is one stretch. Each token
     counts the stretches around it. Of a group they see all from a place on.

@@ -85,7 +85,7 @@ def open_table(
 
 
 def reason_columns(stage: str, error: DocumentError) -> dict[str, str]:
-    """Why a document was rejected, and at which step.
+    """Columns that say why a document was rejected, and at which step.
 
     Args:
         stage: one of :data:`preshard.schemas.errors.REJECT_STAGES`.

@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Without its groups every worker would start a Ray and a pool of ranks of its own."""
+    """Ends a session of workers without its groups: every worker would start a Ray and a pool of ranks of its own."""
     if "PYTEST_XDIST_WORKER" in os.environ and not all("@" in item.nodeid for item in session.items):
         pytest.exit("pytest-xdist gave the tests no groups: these versions of the two do not fit", returncode=3)
     # what is imported and collected stays to the end, and each full collection would walk through all of it; the rest

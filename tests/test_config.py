@@ -1,4 +1,4 @@
-"""What a configuration takes from the folder of its model."""
+"""Settings that a configuration takes from the folder of its model."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 
 def compute_device(model: nn.Module) -> torch.device:
-    """Where a model computes. Parameters that wait in the host's memory are sharded over a mesh of its devices."""
+    """Device that a model computes on. Parameters that wait in host memory are sharded over a mesh of its devices."""
     parameter = next(model.parameters())
     mesh = getattr(parameter, "device_mesh", None)  # of a DTensor, whose module takes the reader long to import
     if mesh is not None and mesh.device_type != parameter.device.type:

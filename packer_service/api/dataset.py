@@ -36,7 +36,7 @@ from preshard.schemas.tables import TABLES
 CELLS = 64
 """Cells along one side of a drawn mask."""
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a8a2b", "#6f4e37")
-"""Of ranks, as on the inspection page: Okabe and Ito's, which colour-blind readers tell apart."""
+"""Colours of ranks, as on the inspection page: Okabe and Ito's, which colour-blind readers tell apart."""
 
 Location = str | os.PathLike[str]
 
@@ -69,7 +69,7 @@ class Dataset:
 
     @property
     def config(self) -> PackConfig:
-        """What it was packed with."""
+        """The configuration it was packed with."""
         return self._stored.config
 
     def __len__(self) -> int:
@@ -154,7 +154,7 @@ class Pack:
 
     @property
     def documents(self) -> Sequence[DocumentSpan]:
-        """Where each document lies in the pack."""
+        """The place of each document in the pack."""
         return self._stored.head.documents
 
     @cached_property

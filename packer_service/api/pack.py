@@ -29,7 +29,7 @@ MAX_REJECTS = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
-    """What packing did. ``seconds`` are those of each phase, none where the dataset was whole before."""
+    """Outcome of packing. ``seconds`` are those of each phase, none where the dataset was whole before."""
 
     path: str
     documents: int

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What a command says of its sources and of the configuration."""
+    """A command's options about its sources and its configuration."""
 
     config_file: Path | None
     settings: tuple[str, ...]
@@ -53,14 +53,14 @@ class SourceOptions:
         return load_config(self.config_file, [*self.settings, *own, *more], sources)
 
     def media(self, sources: Sequence[str]) -> AllowedMedia:
-        """What rows may reach."""
+        """The media that rows may reach."""
         from preshard.packer_service.ingest.media.reach import AllowedMedia
 
         return AllowedMedia.of(sources, self.media_root, self.allow_media)
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is read of a source, and as what, and the configuration: the command gets them as ``asked``."""
+    """Adds the options for sources, for reading them, and for the configuration: the command gets them as ``asked``."""
 
     @wraps(command)
     def asking(**given: Any) -> Any:
@@ -86,7 +86,9 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def shown_progress() -> Iterator[ConsoleProgress]:
-    """What long work reports to; it also says when loops are compiled, which nothing else would for half a minute."""
+    """Progress that long work reports to; it also says when loops are compiled, which nothing else would for half a
+    minute.
+    """
     from preshard.packer_service.numerics import hear_of_compiling
 
     with closing(ConsoleProgress()) as progress, hear_of_compiling(progress.begin_compiling, progress.close):
@@ -94,7 +96,7 @@ def shown_progress() -> Iterator[ConsoleProgress]:
 
 
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Where tasks run: the command gets ``run_tasks``, which gives what runs a job's tasks and what hears of them."""
+    """Adds the options for where tasks run: the command gets ``run_tasks``, which gives its executor and progress."""
 
     @wraps(command)
     def running(
@@ -146,7 +148,7 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_devices(assumed: tuple[str, ...], **given: Any) -> dict[str, Any]:
-    """What :func:`device_options` asks, by its names in a question.
+    """Values of the options of :func:`device_options`, by their names in a question.
 
     Raises:
         ConfigError: an assumption is not ``KEY=VALUE``, or has an option of its own.

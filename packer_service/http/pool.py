@@ -50,11 +50,11 @@ TEMPLATE = Template("preshard.packer_service.http.worker:preload")
 
 
 class WorkerError(Exception):
-    """Answering failed in a way that nobody foresaw; the text is the trace."""
+    """Failure to answer in a way that nobody foresaw; the text is the trace."""
 
 
 class Reply(NamedTuple):
-    """What a process answers: see :mod:`preshard.packer_service.http.worker`."""
+    """Answer of a process: see :mod:`preshard.packer_service.http.worker`."""
 
     head: dict[str, Any]
     body: bytes
@@ -155,7 +155,7 @@ class Pool:
         return reply
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function returns that waits in a thread for a process."""
+        """Runs in a thread a function that waits for a process, and returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
     async def _answer_of(self, reader: Reader, function: Callable[..., bytes], args: Any, seconds: float) -> Reply:
@@ -306,7 +306,7 @@ class _Failed:
 
 
 class Cooling:
-    """Which datasets are not read at the moment. A dataset that changes is another key."""
+    """Datasets that are not read at the moment. A dataset that changes is another key."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -320,7 +320,7 @@ class Cooling:
         self._failed[key] = _Failed(times, self._clock() + seconds, reason)
 
     def reason(self, key: Hashable) -> str | None:
-        """Why it is not read at the moment; None where it is."""
+        """The reason why it is not read at the moment; None where it is."""
         failed = self._failed.get(key)
         if failed is None or self._clock() >= failed.until:
             return None

@@ -43,7 +43,7 @@ class ProblemError(Exception):
         self.headers = headers or {}
 
     def as_arguments(self) -> dict[str, Any]:
-        """What makes it again, as JSON has it."""
+        """Arguments that make the error again, as JSON has them."""
         return {name: getattr(self, name) for name in ("status", "kind", "title", "detail", "headers")}
 
 
@@ -73,7 +73,7 @@ def too_slow(seconds: float) -> ProblemError:
 
 
 def busy(detail: str, retry_seconds: float) -> ProblemError:
-    """What cannot be answered now, and may be later."""
+    """A problem for what cannot be answered now, and may be later."""
     return ProblemError(503, "busy", "Busy", detail, {"Retry-After": str(math.ceil(retry_seconds))})
 
 

@@ -1,4 +1,4 @@
-"""What an application holds, and the route class whose functions are called where their dataset is read."""
+"""The state of an application, and the route class whose functions are called where their dataset is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWERS_SHARE = 4
 """Part of the kept bytes, one over this, that are answers as they were sent; the processes share the rest."""
 
 _SHELL_BYTES = 500
-"""What a kept answer takes besides its body."""
+"""Bytes of a kept answer besides its body."""
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client went away."""

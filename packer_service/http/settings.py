@@ -1,4 +1,4 @@
-"""What the service serves, and those of its limits that a user may set."""
+"""Settings of the service: what it serves, and the limits that a user may set."""
 
 from __future__ import annotations
 

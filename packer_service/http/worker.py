@@ -1,4 +1,4 @@
-"""What is called in the processes that read: answering a question about a dataset, and looking at one folder.
+"""Functions called in the processes that read: answering a question about a dataset, and looking at one folder.
 
 Every answer is a line of JSON and a body. The line says what was wrong, if anything was; nothing here raises.
 """
@@ -57,7 +57,7 @@ class DatasetPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerQuestion:
-    """What is asked.
+    """A question to a worker.
 
     Attributes:
         place: the dataset; None where there is none.
@@ -143,7 +143,7 @@ def _encode(value: Any, *, compresses: bool) -> tuple[dict[str, str], bytes]:
 
 
 def look_at(root: str, path: str, stamps: Any, is_thorough: bool) -> bytes:
-    """What a folder below the root is.
+    """Looks at a folder below the root.
 
     Args:
         root: the root.
@@ -182,7 +182,7 @@ MODULES = (
     "preshard.packer_service.layout.measures",
     "preshard.packer_service.ingest.text.load",
 )
-"""What answering needs; none of it starts a thread."""
+"""Modules that answering needs; none of it starts a thread."""
 
 
 def preload() -> Iterator[None]:

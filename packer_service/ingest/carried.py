@@ -1,4 +1,4 @@
-"""What a job takes from datasets: files of tokenizer and model that they carry, and keys of configuration."""
+"""Parts of datasets that a job takes over: files of tokenizer and model that they carry, and keys of configuration."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ MOST_TEMPLATES = 16
 """Templates besides the usual one that are carried."""
 
 OWN_TEMPLATES = ("chat_template.json", f"{CARRIED_TEMPLATES}/")
-"""What a folder's own chat templates are called besides the usual name; none is used where the job names another."""
+"""Names of a folder's own chat templates besides the usual one; none is used where the job names another."""
 
 SECRET = re.compile(
     rb'"(?P<key>use_auth_token|auth_token|access_token|hf_token|token|api_key|password)"\s*:\s*"[^"]+"|'
     rb"(?P<value>hf_[A-Za-z0-9]{30,})"
 )
-"""What libraries have written into configurations, and what a token of the Hugging Face Hub looks like."""
+"""Pattern of keys that libraries have written into configurations, and of tokens of the Hugging Face Hub."""
 
 
 class Carried(NamedTuple):
@@ -125,7 +125,7 @@ class Carried(NamedTuple):
 
 
 def files_to_carry(config: PackConfig, sources: Sequence[SourceFile]) -> Carried:
-    """What a new dataset carries: files of the tokenizer and the processors, never weights and never code.
+    """Files of the tokenizer and the processors that a new dataset carries, never weights and never code.
 
     Where the job reads no file because all of its sources are datasets, those that the first of these carries.
 
@@ -199,7 +199,7 @@ def _read(dataset: str, entry: CarriedFile) -> bytes:
 
 
 def carried_decoder(dataset: str, manifest: ManifestHead) -> Callable[[Sequence[int]], str]:
-    """What turns a dataset's tokens into text.
+    """A function that turns a dataset's tokens into text.
 
     Raises:
         ConfigError: it carries no tokenizer, or not the one that its manifest says.

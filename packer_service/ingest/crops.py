@@ -61,7 +61,7 @@ def decode_crops(
 
 
 class StoredCrops(NamedTuple):
-    """Where the crops of one unit lie: the file, the byte from which their offsets count, and each one's row.
+    """Places of the crops of one unit: the file, the byte from which their offsets count, and each one's row.
 
     A named tuple, since each unit of a document gets one whenever the document is taken out of its pack.
     """

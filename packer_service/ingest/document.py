@@ -20,7 +20,7 @@ MediumKind = Literal["image", "video"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
-"""Of a turn and of a document, where it is not 0: products of the two are far from what float32 cannot hold."""
+"""Bounds of the weight of a turn or a document, if not 0: products of the two are far from what float32 cannot hold."""
 
 
 SHOWN_CHARACTERS = 60
@@ -59,7 +59,7 @@ class Medium:
 
     @property
     def label(self) -> str:
-        """How messages name it: as the source does, so that they read the same wherever the source lies."""
+        """Name of the medium in messages: as in the source, so that they read the same wherever the source lies."""
         if self.frames:
             return f"{self.frames[0].label} and the {len(self.frames) - 1} frames after it"
         name = without_secrets(self.uri) if self.uri is not None else "inline bytes"
@@ -92,7 +92,7 @@ class Message:
 
     @property
     def loss(self) -> float:
-        """What each token that the model is trained to write counts; 0 where there is none."""
+        """The loss weight of each token that the model is trained to write; 0 where there is none."""
         return self.weight if self.role == "assistant" else 0.0
 
 

@@ -118,7 +118,7 @@ def read_ranges(wanted: Sequence[Range]) -> list[memoryview | None]:
 
 
 def _parts(wanted: Sequence[Range]) -> Iterator[tuple[Range, list[int]]]:
-    """What is read as one, and the numbers of the ranges that lie in it."""
+    """Groups of ranges that are read as one, with the numbers of the ranges in each."""
     part, numbers = None, list[int]()
     for number in sorted(range(len(wanted)), key=wanted.__getitem__):
         uri, start, end, version = wanted[number]

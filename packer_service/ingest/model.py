@@ -1,4 +1,4 @@
-"""What a job packs for: the family of its model folder or squares, and the tokenizer that fits it."""
+"""The model that a job packs for: the family of its model folder or squares, and the tokenizer that fits it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
 
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
-    """How documents are written.
+    """Renderer of documents: tokenizer, template and family.
 
     Attributes:
         tokenizer: encodes text, and has the marks and the chat template around it.
@@ -47,7 +47,7 @@ class Renderer:
 
     @cached_property
     def placeholders(self) -> tuple[str, ...]:
-        """What a chat template writes for an image or a video; empty if there is nothing that it could write."""
+        """Placeholders that a chat template writes for an image or video; empty if it could write nothing."""
         if self.is_generic:
             names = {name for name, number in self.tokenizer.token_ids.items() if number == self.tokenizer.image.token}
         else:
@@ -56,7 +56,7 @@ class Renderer:
 
     @cached_property
     def unspeakable(self) -> re.Pattern[str] | None:
-        """What no text in a conversation may spell."""
+        """Pattern of the text that nothing in a conversation may spell."""
         return spelled_by([*self.tokenizer.specials, *self.placeholders])
 
 
@@ -73,7 +73,7 @@ def configured_renderer(config: PackConfig) -> Renderer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedFor:
-    """What the manifest says of the tokenizer and of the model, None without one."""
+    """Entries of the manifest on the tokenizer and on the model, None without one."""
 
     tokenizer: TokenizerEntry
     model: ModelEntry | None
@@ -90,7 +90,7 @@ class PackedFor:
 
 
 def packed_for(config: PackConfig) -> PackedFor:
-    """What a job packs for. Everything that its files say is checked here, before any row is read.
+    """Finds the model and tokenizer of a job. Everything that its files say is checked here, before any row is read.
 
     Raises:
         ConfigError: a file of the tokenizer, the chat template or the model is missing, is not what it should be, or

@@ -1,4 +1,4 @@
-"""What becomes of a document above a budget: it is rejected, cut short, or split into pieces."""
+"""Treatment of a document above a budget: it is rejected, cut short, or split into pieces."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _split(rendered: RenderedDocument, limit: _Limit) -> list[RenderedDocument]:
 
 
 def _split_annotations(rendered: RenderedDocument, limit: _Limit) -> list[RenderedDocument]:
-    """As many whole annotations in each piece as fit after the prefix; one that fits in no piece is cut short."""
+    """Pieces with as many whole annotations as fit after the prefix; one that fits in no piece is cut short."""
     edges = np.searchsorted(rendered.branch_ids, np.arange(1, rendered.n_branches + 2))
     pieces, first = [], 0
     while first < rendered.n_branches:

@@ -152,7 +152,7 @@ def render(renderer: Renderer, document: Document, placed: Sequence[PlacedMedium
 
 
 def _without_media(mark: str, *unread: str) -> str:
-    """Why a document with a placeholder and nothing to show is rejected."""
+    """Reason why a document with a placeholder and nothing to show is rejected."""
     found = f"the text has {mark}, and the row shows no image or video"
     columns = f"; columns that nothing reads: {', '.join(unread)}" if unread else ""
     return f"{found}{columns}; give the medium in a column that the form reads, or write the text without {mark}"

@@ -26,7 +26,7 @@ from preshard.schemas.errors import DocumentError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """What replaces one placeholder in a text.
+    """Replacement of one placeholder in a text.
 
     ``pieces`` number their units from ``first_unit`` of the document on. ``opening`` and ``closing`` are marks that
     belong to the first and last unit if the text has them directly beside it; with ``once``, the pieces' own marks are
@@ -137,7 +137,7 @@ def _shown(renderer: Renderer, medium: Medium, placement: Placement) -> Shown:
 
 
 def _slots(renderer: Renderer, medium: Medium, placement: Placement, first_unit: int) -> list[Slot]:
-    """What replaces the placeholders that a template writes for an image or video."""
+    """Replacements of the placeholders that a template writes for an image or video."""
     family, marks = renderer.family, renderer.tokenizer.image
     if not renderer.is_generic:
         opening, closing = family.around(medium.kind)
@@ -219,7 +219,7 @@ def fill_slots(
 
 
 def _found(text: str, slots: Sequence[Slot], placeholders: Sequence[str]) -> list[Span]:
-    """Where the placeholders stand, which must be those of the slots."""
+    """Places of the placeholders, which must be those of the slots."""
     pattern = spelled_by(placeholders)
     found = list(pattern.finditer(text)) if pattern else []
     if [one.group() for one in found] != [slot.placeholder for slot in slots]:

@@ -45,7 +45,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
 
 
 def stand_in(begin: bytes) -> str | None:
-    """What lies in place of a file, in words that may follow "it is", and a remedy; None if nothing is known to.
+    """Description of what lies in place of a file, to follow "it is", and a remedy; None if nothing is known to.
 
     Args:
         begin: its first :data:`BEGIN_BYTES` bytes.

@@ -27,7 +27,7 @@ _Chunk = tuple[Ids, float | Float32[np.ndarray, "chunk"], int, int | Int32[np.nd
 
 
 def too_long(tokens: int) -> DocumentError:
-    """More tokens than a document may have before it is cut or split."""
+    """Error of a document with more tokens than one may have before it is cut or split."""
     limit = f"more than the limit of {MAX_TOKENS} for one document; split it into several"
     return DocumentError("too_long", f"has at least {tokens} tokens, {limit}")
 

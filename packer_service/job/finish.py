@@ -97,7 +97,7 @@ FEW_GROUPS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """What finishing has made but for the manifest, which makes the folder a dataset.
+    """Results of finishing, all but the manifest, which makes the folder a dataset.
 
     ``shards`` reads the shards' entries of the manifest, in order. ``seconds`` is what writing all shards took.
     """

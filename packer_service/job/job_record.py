@@ -1,4 +1,4 @@
-"""What makes two runs the same job, and where two records of jobs differ."""
+"""Identity of a job: what makes two runs the same one, and where two records of jobs differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Record = dict[str, Any]
 
 
 def job_record(config: PackConfig, target: PackedFor, fragments: Sequence[Fragment], media: AllowedMedia) -> Record:
-    """What must be the same for two runs to be the same job."""
+    """Everything that must be the same for two runs to be the same job."""
     files = dict.fromkeys(fragment.file for fragment in fragments)
     named = [f"{option} {without_secrets(location)}" for option, location in media.named()]
     return {
@@ -70,7 +70,7 @@ def refuse_difference(before: Record, now: Record, out: str) -> None:
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[str]:
-    """Where two JSON values differ, as ``path: old, now new``."""
+    """Differences between two JSON values, as ``path: old, now new``."""
     if path == "files" and _are_files(before) and _are_files(now):
         return _file_differences(before, now)
     if isinstance(before, dict) and isinstance(now, dict):
@@ -118,7 +118,7 @@ def _file_differences(before: Sequence[Record], now: Sequence[Record]) -> list[s
 
 
 def _state(file: Record) -> tuple[object, ...]:
-    """What differs between two states of a file or dataset."""
+    """Values by which two states of a file or dataset differ."""
     return file.get("size"), file.get("mtime_ns"), file.get("dataset")
 
 

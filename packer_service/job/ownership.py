@@ -1,4 +1,4 @@
-"""Which job a folder belongs to: the first run claims it, a run holds it, the next one continues, or finds it whole."""
+"""Ownership of a folder: a job's first run claims it, a run holds it, the next one continues, or finds it whole."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _clear(folder: Folder) -> None:
 JOB = "job.json"
 ATTEMPTS = "attempts.json"
 ENDED = "ended.json"
-"""Why the last run of a job ended by an error of its configuration, in the work folder."""
+"""File in the work folder with the configuration error that ended the last run of a job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ NODES = "nodes"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a job did.
+    """Outcome of a job.
 
     ``already_done``: the dataset was whole before, and nothing was done. ``seconds`` is the wall-clock time of each of
     this run's phases.
@@ -217,7 +217,7 @@ def _commit(claim: Claim, finished: Finished, facts: JobFacts) -> None:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of packages: looking for them on the path takes longer than packing a small dataset again.
+    """Versions of packages, looked up once: finding them on the path takes longer than packing a small dataset again.
 
     Packing on this machine runs without Ray, and an environment need not have it.
     """

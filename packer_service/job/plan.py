@@ -51,7 +51,7 @@ class SegmentPacks(NamedTuple):
 
 
 class SegmentFacts(BaseModel):
-    """What the driver has to know of a planned partition.
+    """Facts of a planned partition that the driver has to know.
 
     Attributes:
         n_rows: documents of the source, rejected ones included.
@@ -136,7 +136,7 @@ def read_costs(plan: Folder, name: str) -> Float64[np.ndarray, "packs"]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedShardRef:
-    """Where the packs of a shard stand in the plan: all that a task is sent of it."""
+    """Place of a shard's packs in the plan: all that a task is sent of it."""
 
     name: str
     first_pack: int
@@ -148,7 +148,7 @@ class PlannedShardRef:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """The shard's name in messages."""
         return self.name
 
 
@@ -210,7 +210,7 @@ class Planned:
 
     @property
     def limit(self) -> FillLimit | None:
-        """What keeps packs from being fuller, by the first partition, which is a random sample of all documents."""
+        """Limit of the packs' fill, by the first partition, which is a random sample of all documents."""
         return self.partitions[0].limit if self.partitions else None
 
     @cached_property
@@ -248,7 +248,7 @@ class Planned:
         return list(accumulate((section.end - section.first for section in self.sections), initial=0))
 
     def between(self, first: int, end: int) -> Iterator[SegmentPacks]:
-        """Where the packs ``[first, end)`` stand."""
+        """Places of the packs ``[first, end)``."""
         at = bisect_right(self._firsts, first) - 1
         while first < end:
             section, begins = self.sections[at], self._firsts[at]

@@ -44,7 +44,7 @@ class ResolvedJob:
         return list(dict.fromkeys(fragment.file for fragment in self.fragments))
 
     def notes(self) -> Iterator[str]:
-        """What a user should know before the work begins."""
+        """Yields notes that a user should read before the work begins."""
         yield from self.sources.notes()
         yield from dataset_notes(self.sources.files)
 

@@ -141,7 +141,7 @@ class Stages:
 def kept_shards(
     folder: Folder, n_shards: int, *, executor: Executor, few_bytes: int, progress: Progress
 ) -> Bool[np.ndarray, "shards"]:
-    """Which shards an earlier run has written, recognised by their hash.
+    """Shards that an earlier run has written, recognised by their hash.
 
     This process lists the folders of groups alone, and the records of one group; tasks do the rest.
 

@@ -13,7 +13,7 @@ from preshard.schemas.sequence import MaskArrays
 
 
 class _ClassRuns(NamedTuple):
-    """What decides how many keys the queries of each run see.
+    """Values that decide how many keys the queries of each run see.
 
     Attributes:
         root_keys: keys of the root class before the run.

@@ -1,4 +1,4 @@
-"""Where the searches start, simple deals of equally many blocks to each rank, and the generator they draw from."""
+"""Simple deals of equally many blocks to each rank, where the searches start, and the generator they draw from."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NO_WINDOW = 1 << 40
 """The window of the full mask: longer than any document."""
 
 _BRANCH_ZERO = 1 << 31
-"""What branch 0 becomes once branches are shifted to be non-negative."""
+"""Value of branch 0 once branches are shifted to be non-negative."""
 
 
 class MaskIndex(NamedTuple):

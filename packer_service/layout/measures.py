@@ -1,4 +1,4 @@
-"""What a layout costs: kernel tiles on the critical path, keys to move, and balance."""
+"""Costs of a layout: kernel tiles on the critical path, keys to move, and balance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys the queries of each rank see."""
+"""Keys that the queries of each rank see."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from preshard.schemas.sequence import MaskArrays
 
 
 class _Seen(NamedTuple):
-    """What the queries of each rank see: the keys of a class up to a position, -1 for none, and whole group classes.
+    """Keys seen by the queries of each rank: those of a class up to a position, -1 for none, and whole group classes.
 
     ``held`` counts the tokens of the rank that are not padding.
     """
@@ -84,7 +84,7 @@ def _mark_blocks(index: MaskIndex, seen: _Seen, block_size: int, needed: Bool[np
 def key_blocks_needed(
     mask: MaskArrays | MaskIndex, runs: Int32[np.ndarray, "runs 3"], ring_degree: int, block_size: int
 ) -> Bool[np.ndarray, "ring blocks"]:
-    """Which blocks of ``block_size`` keys, in natural order, hold a key that some query of each rank sees.
+    """Blocks of ``block_size`` keys, in natural order, that hold a key seen by some query, for each rank.
 
     The last block may be shorter. Blocks that the rank holds itself count, too.
     """

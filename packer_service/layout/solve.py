@@ -112,7 +112,7 @@ def solve_layouts(
 
 
 class _Solver:
-    """What the layouts of one pack share: block maps, and the layouts that must not be better, with their tiles."""
+    """State that layouts of a pack share: block maps, and the layouts that must not be better, with their tiles."""
 
     def __init__(
         self, masks: Sequence[WeighedMask], edges: Int64[np.ndarray, "segments_plus_1"], block_size: int

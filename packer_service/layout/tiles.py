@@ -236,7 +236,7 @@ def whole_tiles(mask: MaskArrays | MaskIndex, *, tile: int = TILE) -> int:
 
 
 def tile_map(index: MaskIndex, *, tile: int = TILE) -> Bool[np.ndarray, "blocks blocks"]:
-    """Which tiles of the whole mask in natural order hold an allowed pair. For pictures; grows with the square."""
+    """Tiles of the whole mask in natural order that hold an allowed pair. For pictures; grows with the square."""
     incidence = chunk_incidence(index, whole_run(index.seq_len), tile)
     each = np.arange(len(incidence.owner), dtype=np.int32)
     return count_pairs(incidence, incidence, each, each) > 0

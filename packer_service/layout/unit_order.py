@@ -33,7 +33,7 @@ WORSE = -1
 def balanced_order(
     loads: Int64[np.ndarray, "units"], cp_sizes: Sequence[int], *, price: int = 0
 ) -> Int64[np.ndarray, "units"]:
-    """Which unit, counted in the order of tokens, is stored at each place.
+    """The unit, counted in the order of tokens, that is stored at each place.
 
     Args:
         loads: the encoder's work for each unit, in the order of tokens; integers that are not negative.
@@ -65,7 +65,7 @@ def balanced_order(
 
 
 def _chains(sizes: list[int]) -> list[list[int]]:
-    """From each size down: the next smaller one that divides it, and so on."""
+    """Chain from each size down: the next smaller one that divides it, and so on."""
     chains = []
     for largest in sizes[::-1]:
         chain = [largest]
@@ -104,7 +104,7 @@ def _largest_first(loads: np.ndarray, bins: int, room: int) -> np.ndarray:
 
 @compiled
 def _limit(loads: np.ndarray, ranks: int) -> np.int64:
-    """As :func:`preshard.schemas.boundaries.smallest_limit`."""
+    """Compiled form of :func:`preshard.schemas.boundaries.smallest_limit`."""
     total, largest = loads.sum(), loads.max()
     even = (total + ranks - 1) // ranks
     low, high = max(largest, even), max(largest, min(total, even + largest))

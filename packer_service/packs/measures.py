@@ -1,4 +1,4 @@
-"""What a pack comes to: its columns of ``packs.parquet``, and its rows of ``measures.parquet``."""
+"""Totals of a pack: its columns of ``packs.parquet``, and its rows of ``measures.parquet``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from preshard.schemas.sequence import PackedSequence
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitTotals:
-    """What the units of a document or of a pack come to: their number, crops, patches, and the encoder's work."""
+    """Totals of the units of a document or of a pack: their number, crops, patches, and the encoder's work."""
 
     n_units: int
     n_images: int

@@ -34,7 +34,7 @@ from preshard.schemas.sequence import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownPack:
-    """What was written of a pack.
+    """Everything that was written of a pack.
 
     Attributes:
         sequence: its arrays.
@@ -237,7 +237,7 @@ def build_pack(
 
 
 def _stored_order(units: Units, config: PackConfig, model: ModelEntry) -> Int64[np.ndarray, "units"]:
-    """That of units which ranks do not share: crops that are shared are all alike, so their order changes nothing."""
+    """Order of units which ranks do not share: crops that are shared are all alike, so their order changes nothing."""
     encoder = encoder_of(model.settings)
     width = config.cost.hidden_size if encoder is None else encoder.row_outputs
     price = CostModel.of(config).vision_work_per_sent_number * width * int(units.rows.sum())

@@ -42,7 +42,7 @@ class EncodedSample:
 
 
 def make_head(pack_id: int, spans: list[DocumentSpan], pack: BuiltPack) -> SampleHead:
-    """What ``KEY.json`` says, but for the crops' places and the checksums, which follow from the encoded members."""
+    """Contents of ``KEY.json``, but for the crops' places and the checksums, which follow from the encoded members."""
     return SampleHead(
         pack_id=pack_id,
         crc32c={},

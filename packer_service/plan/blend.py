@@ -91,7 +91,7 @@ def blend_order(tokens: Int64[np.ndarray, "groups window sources"]) -> Int64[np.
 
 
 def _deviations(tokens: Int64[np.ndarray, "groups window sources"]) -> Int64[np.ndarray, "groups window sources"]:
-    """How much more of each source a pack holds than the share of the source, in integers of a fixed scale."""
+    """Excess of each source in a pack over the share of the source, in integers of a fixed scale."""
     by_source, of_pack = [int(total) for total in tokens.sum(axis=(0, 1))], tokens.sum(axis=2)
     total, most = max(1, sum(by_source)), max(1, int(of_pack.max(initial=1)))
     scale = _LARGEST // (2 * STRETCH)  # a stretch and the groups at its ends hold fewer than twice as many packs

@@ -1,4 +1,4 @@
-"""What training on a pack costs, by the model's dimensions: linear layers, attention in tiles, vision.
+"""Cost of training on a pack, by the model's dimensions: linear layers, attention in tiles, vision.
 
 A training step counts three times the floating-point operations of its forward pass, one multiplication and addition
 being two operations (Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022, PaLM, appendix B; Narayanan et al. 2021,
@@ -48,7 +48,7 @@ class CostModel:
 
     @property
     def weights(self) -> tuple[int, int]:
-        """By how much tiles under the full mask and within windows count: the numbers of layers."""
+        """Weights of tiles under the full mask and within windows: the numbers of layers."""
         return (1, 0) if self.layers is None else (self.layers.full_layers, self.layers.window_layers)
 
     def attended_tiles(

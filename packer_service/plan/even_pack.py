@@ -160,7 +160,7 @@ _NEAR_ENOUGH = 4000
 """A packing with one pack more in this many is taken as it is."""
 
 _ENOUGH = 1000
-"""Of those that were tried, the one with the fewest packs is taken up to one pack more in this many."""
+"""Tolerance for packings that were tried: the one with the fewest packs is taken up to one pack more in this many."""
 
 _FEWER = (1024, 512, 256, 128)
 """Sources are spread over fewer packs than they take, by one in so many, since packs that hold exactly their share
@@ -227,5 +227,5 @@ def even_packs(
 
 
 def _differs(values: Int64[np.ndarray, "n"]) -> np.ndarray:
-    """Where a value is another than the one before it."""
+    """Places where a value differs from the one before it."""
     return np.concatenate([[True], values[1:] != values[:-1]])

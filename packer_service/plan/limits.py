@@ -1,4 +1,4 @@
-"""What keeps packs from being fuller: each limit is lifted in turn, and the documents are planned again without it."""
+"""Limits that keep packs from being fuller: each is lifted in turn, and the documents are planned again without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_GAIN = 0.01
 """A limit is named if lifting it fills so much more."""
 
 NEARLY = 0.98
-"""Of the fill without a limit: what the value that is named reaches at least."""
+"""Share of the fill without a limit that the value that is named reaches at least."""
 
 PLANNED_AGAIN = 50_000
 """Documents that are planned again, of more an even sample: a tenth of a second each time, some twenty times."""
@@ -41,7 +41,7 @@ LENGTHS_TRIED = 24
 
 
 class Budgets(NamedTuple):
-    """What a pack may hold; None for no limit. Documents begin at multiples of ``alignment``."""
+    """Limits of a pack; None for no limit. Documents begin at multiples of ``alignment``."""
 
     seq_len: int
     max_images: int | None
@@ -67,7 +67,7 @@ class Sizes:
 
     @classmethod
     def sampled(cls, columns: Columns) -> Sizes:
-        """Of the documents in these columns, every n-th."""
+        """Takes every n-th of the documents in these columns."""
         passes = np.asarray(columns["pass_number"])
         every = slice(None, None, -(-len(passes) // PLANNED_AGAIN) or 1)
         names = ("tokens", "images", "patches")

@@ -1,4 +1,4 @@
-"""How often each document is taken, and when: weights of sources, epochs, and phases of the run.
+"""Frequency and time at which each document is taken: weights of sources, epochs, and phases of the run.
 
 The documents of a pass are packed together, and no two of a pass are the same, so copies never share a pack. Every pass
 has its own salt: documents of one size change places, and where that costs no pack, others do.
@@ -24,7 +24,7 @@ from preshard.schemas.dataset.document_ids import mix64
 from preshard.schemas.errors import ConfigError
 
 _PHASE_SALT = 2**32
-"""More than there are epochs, which have the others."""
+"""Salt of phases, above every epoch, which have the others."""
 
 _FRACTION_BITS = 53
 """A weight's fraction is compared with so many bits of a document's hash: as many as it has itself."""
@@ -58,7 +58,7 @@ class Taken(NamedTuple):
 
 
 class MixtureTotals(NamedTuple):
-    """What an epoch takes of each source, in the order of their names; those of several partitions add up.
+    """Amount that an epoch takes of each source, in the order of their names; those of several partitions add up.
 
     ``available`` and ``taken`` count tokens, ``documents`` rows; ``loss_weight`` is None where it is not known.
     ``asked_by_phase`` and ``taken_by_phase`` count tokens of all epochs, by phase of the curriculum and source.
@@ -99,7 +99,7 @@ def check_mixture(config: PackConfig, known: Collection[str]) -> None:
 
 
 def source_weights(config: PackConfig, names: Sequence[str]) -> Float64[np.ndarray, "sources"]:
-    """How often the documents of each source are taken in an epoch."""
+    """Number of times that the documents of each source are taken in an epoch."""
     weights = dict(config.mixture)
     return np.array([weights.get(name, 1.0) for name in names], np.float64)
 
@@ -176,7 +176,7 @@ def _by_phase(taken: Taken, phase: Int64[np.ndarray, "taken"], epochs: int) -> T
 def count_copies(
     hashes: UInt64[np.ndarray, "docs"], weights: Float64[np.ndarray, "docs"], seed: int
 ) -> Int64[np.ndarray, "docs"]:
-    """How often each document is taken in an epoch: the whole part of its weight, and one more for a fraction of them.
+    """Copies of each document in an epoch: the whole part of its weight, and one more for a fraction of them.
 
     A document is among those by its hash and the seed, whatever the other documents are; those of a smaller fraction
     are among those of a larger one.
@@ -305,7 +305,7 @@ def choose_phases(
 
 
 def mixture_figures(totals: MixtureTotals, config: PackConfig, names: Sequence[str]) -> Mixture:
-    """What became of the sources; every epoch takes the same."""
+    """Outcome of the mixture for each source; every epoch takes the same."""
     weights, taken = source_weights(config, names), np.array(totals.taken)
     asked, loss = np.array(totals.available) * weights, totals.loss_weight
     shares = {

@@ -1,4 +1,4 @@
-"""Which documents share a pack, by a seed: unlike ones where sizes allow it, for no more packs.
+"""Choice of the documents that share a pack, by a seed: unlike ones where sizes allow it, for no more packs.
 
 Packing by size alone gathers documents of one length, and always the same ones. Here documents of more than half a pack
 come first, then most others in random order, each into the fullest pack that has room; the smallest come last, from
@@ -28,11 +28,11 @@ _WAITING = ((32, 512), (8, 128), (4, 32))
 1,024 of their own, so that others of them meet. Tried in this order."""
 
 _HOPELESS = 500
-"""When one pack more in this many is not enough, sizes do not fit together in random order."""
+"""Limit on extra packs: when one pack more in this many is not enough, sizes do not fit together in random order."""
 
 _LIKE = 256
-"""Of like size are the documents that follow in order of size, up to one in so many of all or 64. Nearer ones are tried
-after those further away."""
+"""Range of like sizes: the documents that follow in order of size, up to one in so many of all or 64. Nearer ones are
+tried after those further away."""
 
 
 def pack_by_salt(
@@ -102,7 +102,7 @@ def _random_order(kinds: Kinds, part: int, less: int, drawn: Int64[np.ndarray, "
 
 @compiled
 def _shuffle(values: Int64[np.ndarray, "some"], drawn: Int64[np.ndarray, "docs"]) -> None:
-    """In place (Fisher and Yates 1938; Durstenfeld 1964)."""
+    """Shuffles in place (Fisher and Yates 1938; Durstenfeld 1964)."""
     for last in range(len(values) - 1, 0, -1):
         other = drawn[last] % (last + 1)
         values[last], values[other] = values[other], values[last]

@@ -105,7 +105,7 @@ def _groups_and_rest(
 
 
 def whole_groups(epochs: Int[np.ndarray, "packs"], window: int) -> Int64[np.ndarray, "epochs"]:
-    """How many packs of each epoch :func:`step_order` puts into whole groups; those left over come behind them all.
+    """Number of packs of each epoch that :func:`step_order` puts into whole groups; the others come behind them all.
 
     Args:
         epochs: of each pack.
@@ -150,7 +150,7 @@ def check_dp_sizes(dp_sizes: Sequence[int], window: int) -> None:
 
 
 def _rest_position(sorted_costs: Float64[np.ndarray, "packs"], window: int) -> int:
-    """Where in the order of costs the rest is taken out so that the other groups' relative spread is least.
+    """Position in the order of costs at which the rest is taken out so that the other groups' relative spread is least.
 
     Taking it out before group g leaves groups aligned at 0 below g, and at the rest's size from g on. The measure is
     the spread, not the ratio of maximum to mean, because machines differ in the order in which they sum up a mean.

@@ -31,29 +31,29 @@ _RECIPES: tuple[Recipes, ...] = (
 _SINGLE_RECIPES: tuple[Recipes, ...] = tuple(
     ((guide, finish),) for guide in (UNGUIDED, _SIZE, _LEAN) for finish in (_TOKENS, _IMAGES, _SIZE, _LEAN)
 )
-"""Tried as well where one pack more or less is a matter of luck, as with few documents."""
+"""Recipes tried as well where one pack more or less is a matter of luck, as with few documents."""
 
 _LEAN_CLASSES = 16
 """Classes of documents by how much they lean for their size, in the guide order by lean. Inside a class, those that
 lean most come first."""
 
 _NEAR_ENOUGH = 4000
-"""Of more than ``_FEW`` documents, a packing within one pack in this many of the lower bound is taken as it is."""
+"""Tolerance above ``_FEW`` documents: a packing within one pack in this many of the lower bound is taken as it is."""
 
 _FEW = 200_000
-"""Up to this many documents every set of recipes is tried; of more, a sample of them chooses one set."""
+"""Most documents for which every set of recipes is tried; of more, a sample of them chooses one set."""
 
 _SAMPLE = 50_000
 """Documents of the sample that chooses a set of recipes: a quarter of those up to which every set is tried."""
 
 _VERY_FEW = 20_000
-"""Up to this many documents the single recipes are tried, too."""
+"""Most documents for which the single recipes are tried, too."""
 
 _LARGEST_BUDGET = 1 << 31
 """Most that a joint budget of images and patches may count, so that sums over many documents stay in 64 bits."""
 
 _POWER = 8
-"""How fast a free token or image loses weight as its budget is used less: at nine tenths it counts less than half."""
+"""Exponent by which a free token or image loses weight as its budget is used less: nine tenths count less than half."""
 
 _BITS, _SHARE, _WHOLE = 10, 20, 60
 """Binary places of a budget's share, those that its power keeps, and the weight of a whole pack in either budget."""
@@ -175,7 +175,7 @@ def _fit_guided(kinds: Kinds, recipes: Recipes) -> Int64[np.ndarray, "docs"]:
 
 
 def _weights(kinds: Kinds) -> tuple[int, int]:
-    """What a free token and a free image count: a budget that the documents hardly use up may be left open.
+    """Weights of a free token and a free image: a budget that the documents hardly use up may be left open.
 
     The share of a budget that is used at the lower bound, to the power :data:`_POWER`, over the budget. In integers:
     the share counts in ``2**-_BITS``, and a budget that is used up counts ``2**_WHOLE`` for a whole pack, so that the

@@ -14,7 +14,7 @@ class Figures(BaseModel):
 
 
 class FillLimit(Figures):
-    """What keeps packs from being fuller, found by planning the documents again without it."""
+    """The limit that keeps packs from being fuller, found by planning the documents again without it."""
 
     key: Literal["max_images", "max_patches", "layouts", "seq_len", "documents", "rejects"] = Field(
         description="The key of the configuration; `documents` if there are too few, `rejects` if documents that were "
@@ -37,7 +37,7 @@ class Thinned(Figures):
 
 
 class SourceShare(Figures):
-    """What a source got of everything, beside what the mixture asks for."""
+    """Share of a source, beside what the mixture asks for."""
 
     weight: float = Field(description="Copies of each of its documents that an epoch is to hold.", examples=[0.5])
     documents: int = Field(description="Documents (pieces, of those that are split), every copy counted.")
@@ -50,7 +50,7 @@ class SourceShare(Figures):
 
 
 class PhaseShares(Figures):
-    """What sources got of a phase of the curriculum, as shares of its tokens."""
+    """Shares of sources in the tokens of a phase of the curriculum."""
 
     until: float = Field(description="Where it ends, as a share of the run's tokens.")
     asked: dict[str, float] = Field(description="By source, what its weights and the mixture ask for.")
@@ -58,7 +58,7 @@ class PhaseShares(Figures):
 
 
 class Mixture(Figures):
-    """What each source got."""
+    """Share of each source."""
 
     left_out: int = Field(description="Documents that the mixture leaves out. They are not rejects.")
     shares: dict[str, SourceShare] = Field(description="By source.")

@@ -1,1 +1,1 @@
-"""What a finished dataset carries for others' software, beside the files of the format."""
+"""Parts of a finished dataset for others' software, beside the files of the format."""

@@ -39,7 +39,7 @@ ORDER BY documents."preshard row"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Annotated:
-    """What was joined: ``columns`` by name, to ``documents`` of ``of_documents``; ``unknown`` rows have another id."""
+    """Outcome of a join: ``columns`` by name, to ``documents`` of ``of_documents``; ``unknown`` rows have other ids."""
 
     columns: list[str]
     documents: int

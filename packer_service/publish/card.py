@@ -37,7 +37,7 @@ CONTEXT: dict[str, Any] = {
     **{term: {"@id": f"cr:{term}", "@type": "@json"} for term in ("data", "examples")},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
 }
-"""What every description in Croissant 1.0 begins with."""
+"""Beginning of every description in Croissant 1.0."""
 
 
 def write_card(location: str, *, name: str, license_name: str | None = None) -> list[str]:

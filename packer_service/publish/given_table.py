@@ -21,7 +21,7 @@ _SPELLED = {
     pa.int64(): _WHOLE,
     pa.float64(): rf"{_WHOLE}(\.[0-9]+)?([eE][+-]?[0-9]+)?",
 }
-"""How text spells values of other types. One that begins with 0, as a postcode may, stays text."""
+"""Spellings of values of other types in text. One that begins with 0, as a postcode may, stays text."""
 
 
 def read_given(location: str, on: str, columns: Sequence[str]) -> pa.Table:

@@ -138,7 +138,7 @@ def compared_side(
     lengths: DocumentLengths | None = None,
     configuration: Mapping[str, Any] | None = None,
 ) -> ComparedSide:
-    """What is compared of one dataset or plan.
+    """Figures of one dataset or plan to be compared.
 
     Args:
         name: what it is called.
@@ -211,7 +211,7 @@ def _steps(fill: PlanFill) -> Iterator[Entry]:
 
 
 def balance_entries(balances: Balances) -> Iterator[Entry]:
-    """What is compared of layouts and image boundaries, where there is more than one rank."""
+    """Figures of layouts and image boundaries to be compared, where there is more than one rank."""
     for scheme, degrees in balances.balance.items():
         for degree, layout in degrees.items():
             if degree > 1:

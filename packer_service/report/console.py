@@ -109,7 +109,7 @@ def print_balances(balances: Balances, to: Console) -> None:
 
 
 def limit_line(limit: FillLimit) -> str:
-    """What keeps packs from being fuller."""
+    """Line on the limit that keeps packs from being fuller."""
     return f"why packs are not fuller: {limit.message}"
 
 
@@ -128,7 +128,7 @@ def reason_lines(reasons: Sequence[RejectReason], rejected: int, rejects_file: s
 
 
 def numbered_lines(numbered: int) -> list[str]:
-    """How many ids got a number; nothing if none did."""
+    """Line on the number of ids that got a number; nothing if none did."""
     if not numbered:
         return []
     return [f"repeated ids: {numbered:,} {'row' if numbered == 1 else 'rows'} numbered (ID#2, ID#3 ...)"]
@@ -157,13 +157,13 @@ def lost_files(lost: int, reasons: Sequence[RejectReason]) -> str:
 
 
 def _message(reason: RejectReason, characters: int) -> str:
-    """What a reject's message says, on one line of so many characters."""
+    """Message of a reject, on one line of so many characters."""
     words = " ".join((reason.message or "no message").split())
     return words if len(words) <= characters else f"{words[:characters]}..."
 
 
 def unread_lines(columns: Mapping[str, int], files: Mapping[str, int], filtered: Mapping[str, int]) -> list[str]:
-    """What of the source nothing read: rows that ``where`` left out, columns of rows, and files in its folders."""
+    """Lines on what of the source nothing read: rows that ``where`` left out, columns of rows, files in its folders."""
     lines = [f"rows left out by --where, by source: {_most(filtered)}"] if filtered else []
     lines += [f"columns that nothing read, by number of files: {_most(columns)}"] if columns else []
     return [*lines, f"files not read as rows: {_most(files)}"] if files else lines
@@ -177,7 +177,7 @@ def _most(counts: Mapping[str, int]) -> str:
 
 
 def mixture_lines(mixture: Mixture) -> list[str]:
-    """What each source got beside what was asked, as lines for a person; nothing where no weight was asked for."""
+    """Share of each source beside what was asked, as lines for a person; nothing where no weight was asked for."""
     shares, phases = mixture.shares, ["curriculum, as shares of each phase's tokens:"] if mixture.phases else []
     for phase in mixture.phases:
         got = [
@@ -204,7 +204,7 @@ def _percent(share: float | None) -> str:
 
 
 def _cost(report: DatasetReport) -> str:
-    """What the dataset took: measuring and writing over all tasks of all runs, planning in the last run."""
+    """Cost of the dataset: measuring and writing over all tasks of all runs, planning in the last run."""
     seconds = {name.removesuffix("_seconds"): f"{value:,.1f} s" for name, value in report.seconds.items()}
     return (
         f"cost: measuring {seconds.get('measure_task', 'unknown')} of tasks ({report.measured_per_second:,.0f} "
@@ -281,7 +281,7 @@ def _compared(row: ComparedRow, value: float | None) -> str:
 
 
 def _change(row: ComparedRow) -> str:
-    """In percent, and as a multiple where it is many times as much."""
+    """Change in percent, and as a multiple where it is many times as much."""
     if not row.change:
         return ""
     return f"x {row.change + 1:.3g}" if row.change >= MULTIPLE - 1 else f"{row.change:+.1%}"

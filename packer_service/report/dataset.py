@@ -155,17 +155,17 @@ def holding_line(location: str) -> str | None:
 
 
 def dataset_limit(folder: Folder) -> FillLimit | None:
-    """What keeps the packs of a dataset from being fuller."""
+    """The limit that keeps the packs of a dataset from being fuller."""
     return read_run(folder).limit
 
 
 def dataset_thinned(folder: Folder) -> Thinned | None:
-    """Which videos of a dataset have fewer frames than were asked for."""
+    """Videos of a dataset that have fewer frames than were asked for."""
     return read_run(folder).thinned
 
 
 def mixture_of(run: JobFacts, sources: Sequence[SourceTotals], config: PackConfig, left_out: int) -> Mixture:
-    """What the job wrote of its mixture; without that, what can be seen in the documents.
+    """The mixture as the job recorded it; without a record, as far as it can be seen in the documents.
 
     Args:
         run: what the job wrote of itself.
@@ -202,7 +202,7 @@ many. One that is larger than this belongs to another tokenizer."""
 
 
 def warnings_of(manifest: ManifestHead, config: PackConfig, thinned: Thinned | None = None) -> list[str]:
-    """What a report of a dataset warns of: dimensions of another model than its tokens are for, and thinned videos."""
+    """Warnings of a dataset's report: dimensions of another model than its tokens are for, and thinned videos."""
     warnings = thinned_warnings(thinned, config)
     if found := cost_contradiction(manifest.tokenizer, manifest.model, config):
         warnings.insert(0, f"{found}; set cost.* to the dimensions of the model that will train")

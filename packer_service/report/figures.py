@@ -19,12 +19,12 @@ from preshard.schemas.layout import TILE
 Better = Literal["less", "more"]
 
 Place = Literal["report", "comparison", "page"]
-"""Where people read a figure: the tables of ``report`` and ``plan``, a comparison of two datasets, or the page."""
+"""Places where a figure is read: the tables of ``report`` and ``plan``, a comparison of two datasets, or the page."""
 
 EVERYWHERE: tuple[Place, ...] = ("report", "comparison", "page")
 
 Kind = Literal["mean", "spread", "loads", "ranks", "ratio"]
-"""What is said of a figure over packs: its mean; mean, 95% and worst; the same with the mean load of each rank; that
+"""Values shown of a figure over packs: its mean; mean, 95% and worst; the same with the mean load of each rank; that
 alone; or one sum over another."""
 
 
@@ -73,7 +73,7 @@ class Figure:
 
     @property
     def measured(self) -> str:
-        """What its value in one pack is."""
+        """Description of the figure's value in one pack."""
         words = self.words.removesuffix(" of each rank.").removesuffix(" of each rank's queries.")
         return f"Imbalance of {words[0].lower()}{words[1:]}." if self.kind == "loads" else self.words
 
@@ -278,19 +278,19 @@ FIGURES = (
         where=EVERYWHERE,
     ),
 )
-"""In the order in which answers have them."""
+"""Figures in the order in which answers have them."""
 
 LAYOUT_FIGURES = tuple(figure for figure in FIGURES if figure.of == "layout")
 IMAGE_FIGURES = tuple(figure for figure in FIGURES if figure.of == "images")
 MEASURED = {figure.key: figure for figure in FIGURES if figure.worst}
-"""By their keys, those that packs and shards are sorted by."""
+"""Figures by which packs and shards are sorted, by their keys."""
 
 COST = next(figure for figure in FIGURES if figure.key == "cost")
 FLOOR = next(figure for figure in FIGURES if figure.key == "tile_floor")
 
 
 def shown(figures: Iterable[Figure], place: Place) -> list[Figure]:
-    """Those that a place shows."""
+    """Figures that a place shows."""
     return [figure for figure in figures if place in figure.where]
 
 
@@ -300,5 +300,5 @@ def figures_of(group: MeasureGroup) -> tuple[Figure, ...]:
 
 
 def expression(sql: str, config: PackConfig) -> str:
-    """What DuckDB computes for a ``value`` or ``over``, with what the configuration says put in its place."""
+    """SQL by which DuckDB computes a ``value`` or ``over``, with values of the configuration in their places."""
     return sql.format(key_weight=f"{key_weight(config.cost):.17e}", seq_len=config.seq_len)

@@ -1,4 +1,4 @@
-"""How full packs are, what the rest is lost to, and how even steps are."""
+"""Fill of packs, what the rest is lost to, and how even steps are."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def fill_of(
 def straggler_ratios(
     cost: Float64[np.ndarray, "packs"], config: PackConfig, dp_sizes: Sequence[int]
 ) -> dict[int, float]:
-    """By data-parallel size: the arguments and errors are those of :func:`fill_of`."""
+    """Straggler ratios by data-parallel size: the arguments and errors are those of :func:`fill_of`."""
     window = config.order.window
     check_dp_sizes(dp_sizes, window)
     sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]

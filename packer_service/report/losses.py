@@ -1,4 +1,4 @@
-"""What was lost: rejected documents and truncated tokens."""
+"""Losses: rejected documents and truncated tokens."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ RANK_MEAN_DIGITS = 3
 """Decimals of a rank's mean load: loads are whole numbers, of which thousandths are more than enough."""
 
 EXACT = "DECIMAL(38, 12)"
-"""What is summed up: sums of floating-point numbers differ from run to run."""
+"""Type of the values that are summed up: sums of floating-point numbers differ from run to run."""
 
 PLACES = (pa.field("degree", pa.int64()), pa.field("place", pa.int64()))
 """Columns that rows get besides their own."""
@@ -78,7 +78,7 @@ class StoredMeasures:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledMeasures:
-    """Those of some packs in memory.
+    """Measures of some packs in memory.
 
     Attributes:
         config: the configuration that they were made with.
@@ -235,7 +235,7 @@ def _aggregate(
 
 
 def _aggregates(figure: Figure, config: PackConfig, ranks: int) -> list[str]:
-    """What is asked for one figure of groups of at most so many ranks."""
+    """Aggregates in SQL for one figure of groups of at most so many ranks."""
     value = f"({expression(figure.value, config)})"
     of_ranks = [f"sum({figure.ranks}[{rank}])" for rank in range(1, ranks + 1)] if figure.ranks else []
     if figure.kind == "mean":
@@ -250,7 +250,7 @@ def _spread_of(value: str) -> list[str]:
 
 
 def _said(figure: Figure, values: Sequence[Any], packs: int, degree: int) -> Any:
-    """What a record says of a figure of so many ranks."""
+    """Value in a record for a figure of so many ranks."""
     if figure.kind == "mean":
         return float(values[0] / packs) if packs else 0.0
     if figure.kind == "ratio":
@@ -273,7 +273,7 @@ def preferred(
     packs: range | None = None,
     database: duckdb.DuckDBPyConnection | None = None,
 ) -> dict[str, int]:
-    """How many packs the cost model prefers each of some layouts for, the most frequent first.
+    """Number of packs for which the cost model prefers each of some layouts, the most frequent first.
 
     Of equal costs the layout that is stored first counts.
     """

@@ -12,7 +12,7 @@ from preshard.packer_service.report.figures import IMAGE_FIGURES, LAYOUT_FIGURES
 
 
 class Spread(Figures):
-    """How a measure is spread over packs, except those for which it has no meaning (no image, no allowed pair)."""
+    """Spread of a measure over packs, except those for which it has no meaning (no image, no allowed pair)."""
 
     packs: int = Field(description="Packs that have the measure.", examples=[14])
     mean: float | None = Field(description="Mean over packs; null without packs.", examples=[1.031])
@@ -21,7 +21,7 @@ class Spread(Figures):
 
 
 class RankLoads(Figures):
-    """How a load is shared by ranks."""
+    """Distribution of a load over ranks."""
 
     rank_mean: list[float] = Field(description="Mean load per pack of each rank.", examples=[[48.5, 47.9]])
     imbalance: Spread = Field(description="Largest load of a rank over the mean of all ranks, pack by pack.")
@@ -77,7 +77,7 @@ class Balances(Figures):
 
 
 class PackFill(Figures):
-    """How full packs are, what the rest is lost to, and how even the steps are."""
+    """Fill of packs, what the rest is lost to, and how even the steps are."""
 
     seq_len: int = Field(description="Tokens of a pack.", examples=[36864])
     fill: float = Field(description="Real tokens over all tokens of the packs; 0 without packs.", examples=[0.934])
@@ -112,7 +112,7 @@ class PlanFill(PackFill):
 
 
 class RejectReason(Figures):
-    """Why documents were rejected: one code and one message, whatever values it quotes."""
+    """Reason why documents were rejected: one code and one message, whatever values it quotes."""
 
     code: str = Field(examples=["bad_image"])
     documents: int = Field(description="Documents rejected for this reason.", examples=[12])
@@ -122,7 +122,7 @@ class RejectReason(Figures):
 
 
 class Losses(Figures):
-    """What was lost."""
+    """Losses of packing."""
 
     rejects: dict[str, int] = Field(description="Rejected documents by code.")
     rejects_by_source: dict[str, dict[str, int]] = Field(description="Rejected documents by source and code.")
@@ -133,7 +133,7 @@ class Losses(Figures):
 
 
 class Unread(Figures):
-    """What of the source nothing read."""
+    """Parts of the source that nothing read."""
 
     unused_columns: dict[str, int] = Field(
         description="Columns of rows that nothing read, each with the number of source files that have it."
@@ -145,7 +145,7 @@ class Unread(Figures):
 
 
 class Warned(Figures):
-    """What makes figures mean something else than they seem to."""
+    """Warnings that figures mean something else than they seem to."""
 
     warnings: list[str] = Field(description="Such as costs that are weighed by the dimensions of another model.")
 
@@ -159,7 +159,7 @@ class Histogram(Figures):
 
 
 class SourceTotals(Figures):
-    """What became of one source's documents."""
+    """Outcome for the documents of one source."""
 
     source: str = Field(examples=["text"])
     documents: int = Field(description="Documents that are packed, whole or in part.")
@@ -172,7 +172,7 @@ class SourceTotals(Figures):
 
 
 class Histograms(Figures):
-    """How sizes are distributed."""
+    """Distributions of sizes."""
 
     document_tokens: Histogram
     document_images: Histogram
@@ -183,14 +183,14 @@ class Histograms(Figures):
 
 
 class DocumentLengths(Figures):
-    """How long packed documents are, in tokens, every piece and copy counted."""
+    """Lengths of packed documents, in tokens, every piece and copy counted."""
 
     percentiles: dict[int, int] = Field(description="Of some percents; empty without documents.")
     mean: float | None = Field(description="Null without documents.")
 
 
 class StoredFigures(PlanFill, Losses, Balances):
-    """What the tables of a dataset say of all of it: ``figures.json``."""
+    """Figures of a whole dataset from its tables: ``figures.json``."""
 
     sources: list[SourceTotals]
     histograms: Histograms
@@ -198,7 +198,7 @@ class StoredFigures(PlanFill, Losses, Balances):
 
 
 class PlanReport(PlanFill, Losses, Mixture, Balances):
-    """What packing documents would give: the figures of `preshard plan --json`."""
+    """Figures that packing documents would give: those of `preshard plan --json`."""
 
     source_documents: int = Field(description="Documents of the source, packed or rejected.")
     rejected: int = Field(description="Documents that cannot be packed.")
@@ -207,7 +207,7 @@ class PlanReport(PlanFill, Losses, Mixture, Balances):
 
 
 class DatasetReport(PlanReport, Unread, Warned):
-    """What packing gave: the figures of `preshard report --json`."""
+    """Figures of a packed dataset: those of `preshard report --json`."""
 
     dataset_id: str
     annotations: dict[str, int] = Field(

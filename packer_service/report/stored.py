@@ -35,7 +35,7 @@ from preshard.schemas.errors import FiguresInvalid
 from preshard.schemas.manifest import FIGURES, LARGEST_FIGURES, FiguresEntry, ManifestHead
 
 PERCENTS = (5, 50, 95, 100)
-"""Of the documents' lengths."""
+"""Percentiles of the documents' lengths."""
 
 BARS, MOST_BITS = 32, 64
 """Bars of a histogram: enough to show its shape, and few enough to be distinguishable on a phone. Binary digits of the
@@ -151,7 +151,7 @@ class DocumentSums:
 
     @property
     def columns(self) -> list[str]:
-        """Those that the parts have."""
+        """Names of the columns that the parts have."""
         return ["source", *SUMMED, *PLACE, *(["doc_id"] if len(self._lost) else [])]
 
     def add(self, part: pa.Table) -> None:
@@ -185,7 +185,7 @@ class DocumentSums:
 
     @property
     def totals(self) -> PlanTotals:
-        """What the fill of packs needs."""
+        """Totals that the fill of packs needs."""
         return PlanTotals(
             documents=self.pieces.total(),
             tokens=self._sums["length"],
@@ -244,7 +244,7 @@ def histogram(values: np.ndarray, unit: str) -> Histogram:
 
 
 def doubling_counts(values: Int64[np.ndarray, "values"]) -> Int64[np.ndarray, "bits"]:
-    """How many values have each number of binary digits. Counts of parts add up."""
+    """Number of values with each number of binary digits. Counts of parts add up."""
     return np.bincount(np.frexp(values.astype(np.float64))[1], minlength=MOST_BITS)
 
 

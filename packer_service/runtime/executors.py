@@ -1,4 +1,4 @@
-"""Where tasks run: the protocol of an executor, and the one that is a plain loop."""
+"""Executors of tasks: the protocol, and one that is a plain loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TaskError(PreshardError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a task returns from another process in place of an exception, which might not be pickled."""
+    """Failure that a task returns from another process in place of an exception, which might not be pickled."""
 
     reason: str
     traceback: str
@@ -46,7 +46,7 @@ def attempt(function: Callable[[T], R], item: T) -> R | Failure:
 
 
 def result_of(found: Any) -> Any:
-    """What :func:`attempt` gave.
+    """Returns the result of :func:`attempt`, or raises its failure.
 
     Raises:
         ConfigError: the function raised it.
@@ -72,7 +72,7 @@ def last_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskCounts:
-    """What a task made: ``amounts`` by name, and the documents that it rejected by their code."""
+    """Counts of a task: ``amounts`` by name, and the documents that it rejected by their code."""
 
     amounts: Mapping[str, int]
     rejects: Mapping[str, int] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class OnNodes(Protocol):
         """The node that the last result came from, as messages name it."""
 
     def require(self, make_proof: Callable[[], Proof]) -> None:
-        """Has each process of a node prove itself before its first task; ``make_proof`` is called when one starts."""
+        """Makes each process of a node prove itself before its first task; ``make_proof`` is called when one starts."""
 
 
 class MadeItems(Sequence[T]):

@@ -34,8 +34,8 @@ QUIET_SECONDS = 5.0
 """Time without an order after which the template loads the next part of what the first calls rarely need."""
 
 BEHIND, FAR_BEHIND = 2, 10
-"""How much less urgent (``nice``) a fork is than its caller, and one that has worked for long: a tenth of what others
-get where they compete, and everything where they do not."""
+"""Steps of ``nice`` between a caller and its fork, and one that has worked for long: a tenth of what others get where
+they compete, and everything where they do not."""
 
 
 class EndedError(Exception):
@@ -115,7 +115,7 @@ class Fork:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Until the process has started.
+        """Waits until the process has started.
 
         Raises:
             EndedError: it has not.
@@ -134,7 +134,7 @@ class Fork:
         self._shared_bytes = self._resident_bytes()
 
     def call(self, function: Callable[..., bytes], *args: Any) -> bytes:
-        """What a module's function returns there.
+        """Calls a module's function there, and returns its result.
 
         Raises:
             EndedError: the process has ended, or what it sent is no answer.

@@ -32,7 +32,7 @@ TRIES = 3
 END_SECONDS = 5.0
 """Longest wait for a helper's thread: one whose process is just starting ends by itself."""
 UNLIMITED = Limits(memory=None, cpu_seconds=None, asleep_seconds=None, tries=TRIES)
-"""What a task may use: decoders and templates have limits of their own inside it."""
+"""Limits of a task, which has none: decoders and templates have limits of their own inside it."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -161,7 +161,7 @@ def choose_executor(
     wait_minutes: float | None = None,
     skip_bad_nodes: bool = False,
 ) -> Iterator[Executor]:
-    """What runs tasks for as long as the block lasts.
+    """Opens the executor that runs tasks for as long as the block lasts.
 
     Args:
         kind: ``local``, ``ray``, or ``auto``: Ray where an address is given, in ``RAY_ADDRESS`` too, or where this

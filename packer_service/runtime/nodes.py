@@ -20,13 +20,13 @@ from preshard.packer_service.runtime.executors import TaskError
 from preshard.packer_service.runtime.proof import Proof
 
 FIRST_SECONDS = 10.0
-"""Without progress until the job says what it waits for; then each line comes after twice as long as the one before."""
+"""Seconds without progress until the job says what it waits for; each further line takes twice as long."""
 LOOK_SECONDS = 5.0
-"""Between two looks at a run without progress."""
+"""Seconds between two looks at a run without progress."""
 SELDOM_SECONDS = 600.0
 """Longest time between two such lines."""
 WAIT_MINUTES = 30.0
-"""For workers, where nobody says another time. An autoscaler takes some minutes."""
+"""Minutes to wait for workers, where nobody says another time. An autoscaler takes some minutes."""
 MOST_KILLS = 3
 """Times that a task may be killed for memory while it is alone on its node."""
 
@@ -44,7 +44,7 @@ def here() -> Here:
 
 @dataclass(kw_only=True)
 class Nodes:
-    """What a job asks of its nodes, and what has become of it.
+    """Nodes of a job: what it asks of them, and what has become of it.
 
     Args:
         note: hears what a user should know.
@@ -64,7 +64,7 @@ class Nodes:
 
     @property
     def proof(self) -> Proof | None:
-        """What workers prove, if anything."""
+        """Proof that workers give, if any."""
         if self._proof is None and self.make_proof is not None:
             self._proof = self.make_proof()
         return self._proof

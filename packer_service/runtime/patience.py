@@ -23,7 +23,7 @@ class NoAnswerError(Exception):
 
 
 def answer(function: Callable[[], T], seconds: float) -> T:
-    """What ``function()`` returns or raises.
+    """Returns or raises what ``function()`` does.
 
     Raises:
         NoAnswerError: it has done neither after ``seconds``. Its thread stays: see :func:`is_waited_for`.

@@ -1,4 +1,4 @@
-"""What long work reports of itself, and how a terminal and a log show it."""
+"""Reports of long work, and how a terminal and a log show it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NoProgress:
 
 @dataclass(kw_only=True)
 class _Phase:
-    """When a phase was first reported, how much was done then, and when it was last shown."""
+    """Times at which a phase was first reported and last shown, and how much was done at first."""
 
     began: float
     done_before: int
@@ -114,7 +114,7 @@ class ConsoleProgress:
 def progress_line(
     what: str, done: int, total: int, amounts: Mapping[str, int], seconds: float, done_in_them: int
 ) -> str:
-    """How far a phase is: its amounts, their speeds over ``seconds``, and an estimate of the time that is left."""
+    """Line on the progress of a phase: its amounts, their speeds over ``seconds``, and an estimate of the time left."""
     parts = [f"{what}: {done} of {total}"]
     parts += [_amount(name, number, seconds) for name, number in amounts.items() if number or name not in RATED]
     if done_in_them > 0 and done < total:

@@ -23,12 +23,12 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate
 
 ROOMS = ("schemas", "packer_service")
-"""Whose code decides what is packed."""
+"""Folders whose code decides what is packed."""
 PACKAGES = (
     *("av", "datasketch", "duckdb", "jinja2", "mistral-common", "numba", "numpy", "pillow", "pyarrow", "pypdfium2"),
     *("scipy", "tiktoken", "tokenizers", "transformers"),
 )
-"""Those whose version can decide bytes."""
+"""Packages whose version can decide bytes."""
 SEEN_SECONDS = 10.0
 """Longest time until a file that a worker has written is seen by the driver; NFS keeps attributes for some seconds."""
 LOOK_SECONDS = 0.1
@@ -57,7 +57,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """What each worker of a job has to prove.
+    """Proof that each worker of a job gives.
 
     Args:
         token: tells this run of the job from all others.
@@ -76,7 +76,7 @@ class Proof:
     code: tuple[Code, ...] = ()
 
     def fault(self, name: str) -> str | None:
-        """What differs here, or None after a file ``name`` was written into the folder. Runs in a worker."""
+        """Difference that is found here; None after a file ``name`` was written into the folder. Runs in a worker."""
         here = dict(software())
         for what, wanted in self.software:
             if here[what] != wanted:
@@ -109,7 +109,7 @@ class Proof:
 
     @property
     def unseen(self) -> str:
-        """What is wrong with a node whose file the driver does not see."""
+        """Fault of a node whose file the driver does not see."""
         return f"--out {self.out}: what is written there is not seen by the driver; {_SHARE}"
 
 

@@ -213,7 +213,7 @@ def _prove(proof: Proof) -> tuple[str, str | None]:
 
 
 def label_of(item: Any, index: int) -> str:
-    """How messages name an item: by the label of it, or of the last of several parts."""
+    """Name of an item in messages: the label of it, or of the last of several parts."""
     part = item[-1] if isinstance(item, tuple) else item
     return str(getattr(part, "label", None) or f"task {index + 1}")
 

@@ -1,4 +1,4 @@
-"""What a process leaves behind: temporary folders, removed however it ends, and freed memory, given back."""
+"""Temporary folders of a process, removed however it ends, and freed memory, given back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIES = 3
 """Times that a folder is removed: compiled code that is still at work may put a file into it meanwhile."""
 
 _folders = set[str]()
-"""Those of this process that are in use."""
+"""Temporary folders of this process that are in use."""
 
 
 @contextmanager

@@ -27,7 +27,7 @@ NEAR_MEMORY = 0.75
 
 
 class Tag(IntEnum):
-    """What an answer is, and what its value is."""
+    """Kind of an answer, and of its value."""
 
     READY = 1
     """The helper has started: None."""
@@ -40,7 +40,7 @@ class Tag(IntEnum):
     FAILED = 5
     """The name of an exception that nobody foresaw."""
     MEMORY = 6
-    """There was not enough memory: None."""
+    """Lack of memory: None."""
     NEAR_MEMORY = 7
     """The ``DocumentError`` of a call that may have had too little memory."""
 

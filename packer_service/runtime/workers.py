@@ -63,7 +63,7 @@ class Limits:
 
     @property
     def memory_shown(self) -> str:
-        """What a call has, as messages name it."""
+        """Memory of a call, as messages name it."""
         return f"its {self.memory_limit} of memory" if self.memory else "the machine's memory"
 
 
@@ -108,7 +108,7 @@ class Isolated:
         return self.gather(list, function, *args, **kwargs)
 
     def gather(self, keep: Callable[[Iterator[Any]], T], function: Callable[..., Any], *args: Any, **kwargs: Any) -> T:
-        """What ``keep`` makes of the values, which it is given one at a time as they come.
+        """Returns what ``keep`` makes of the values, which it is given one at a time as they come.
 
         A call that breaks the process is tried again in a new one, and ``keep`` is called again from the beginning. It
         need not take all values; the process is ended then.
@@ -245,7 +245,7 @@ class Worker:
             raise CallFailedError(INVALID) from None
 
     def _ended(self) -> CallFailedError | KilledError:
-        """Why the process ended."""
+        """Reason why the process ended."""
         with self._watchdog.awaiting():  # it may have closed its pipe and live on
             code = self._process.wait()
         if code >= 0:
@@ -274,7 +274,7 @@ class Worker:
             self._process.wait()
 
     def forget(self) -> None:
-        """In a forked copy of the caller: lets go of the process without ending it."""
+        """Lets go of the process, in a forked copy of the caller, without ending it."""
         self._let_go()
         self._process.returncode = 0
 

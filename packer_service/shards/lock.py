@@ -24,7 +24,7 @@ RETRY_SECONDS = 0.5
 """A job that ends removes the file. Whoever opened it just before then has locked nothing, and must try again."""
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-"""How filesystems say that they have no locks."""
+"""Errors by which filesystems say that they have no locks."""
 
 
 class FolderInUseError(PreshardError):

@@ -34,7 +34,7 @@ _ENTRIES = (fs.FileType.File, fs.FileType.Directory)
 
 
 class Sink(Protocol):
-    """Where a file's bytes go."""
+    """Destination of a file's bytes."""
 
     def write(self, data: bytes, /) -> Any: ...
 

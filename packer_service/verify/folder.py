@@ -33,7 +33,7 @@ from preshard.schemas.tables import TABLES
 
 
 def check_manifest(manifest: Manifest) -> Iterator[Finding]:
-    """What the manifest must hold beyond the types of its fields."""
+    """Checks the manifest beyond the types of its fields."""
     tokenizer = manifest.tokenizer
     for field in ("bos_id", "eos_id", "pad_id", "image_id"):
         token = getattr(tokenizer, field)
@@ -164,7 +164,7 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def check_annotations(folder: Folder, manifest: Manifest, n_documents: int) -> Iterator[Finding]:
-    """What is wrong with a dataset's annotations.
+    """Faults of a dataset's annotations.
 
     Args:
         folder: the dataset, which has some.

@@ -150,7 +150,7 @@ class DocumentOrder:
         self._rows += len(packs)
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong with the rows."""
+        """Faults of the rows."""
         if self._unsorted is not None:
             yield DocumentRowInvalid, f"row {self._unsorted} is out of order; rows are sorted by pack_id and start"
         if self._outside is not None:

@@ -23,7 +23,7 @@ from preshard.schemas.files.regular import FileRefusedError
 from preshard.schemas.manifest import SHARDS, ModelEntry, ShardEntry, TokenizerEntry
 
 OF_TABLE = ("pack_id", "truncated_tokens", MAY_BE_CUT)
-"""What the rows of documents say and ``KEY.json`` does not."""
+"""Columns of the rows of documents that ``KEY.json`` does not have."""
 
 INDEX_BYTES, SPARE_BYTES = 8, 1 << 20
 """Bytes of an offset in an index; and bytes more than it should have that are read of one, to say what it has."""
@@ -54,7 +54,7 @@ class ShardTask:
         return f"{SHARDS}/{self.entry.name}"
 
     def expected(self, index: int) -> Expected:
-        """What the manifest and the tables say of one sample of the shard."""
+        """Values that the manifest and the tables state for one sample of the shard."""
         pack_id, rows, per_pack = self.entry.first_pack + index, self.pack_rows, self.measures_per_pack
         known = self.document_rows is not None
         own = [row for row in self.document_rows or () if row["pack_id"] == pack_id]
@@ -72,7 +72,7 @@ class ShardTask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardVerdict:
-    """What is broken in a shard, and how much of it was read."""
+    """Faults of a shard, and how much of it was read."""
 
     faults: Faults = field(default_factory=Faults)
     checked: Counter[str] = field(default_factory=Counter)

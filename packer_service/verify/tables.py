@@ -56,7 +56,7 @@ WITH packed AS (
   FROM packed FULL JOIN lost USING (doc_id)
 )
 """
-"""What became of each id: its pieces, and its rejects of its own, as a row equal to another, and when written."""
+"""Fate of each id: its pieces, and its rejects of its own, as a row equal to another, and when written."""
 
 _TOTALS = """
 SELECT count(*) FILTER (pieces > 0) AS packed,
@@ -78,8 +78,8 @@ _RULES = (
     ),
     (DocumentLost, "missing > written - whole", "lacks {missing} of the pieces 0 to {last}"),
 )
-"""What may not be true of an id, and what is said of one of which it is. ``whole`` are those lost in writing where
-documents are not split; of others, each loss is a gap among the pieces."""
+"""Conditions that must not hold for an id, and the message on one for which they do. ``whole`` are those lost in
+writing where documents are not split; of others, each loss is a gap among the pieces."""
 
 _REPEATED = (
     (
@@ -153,12 +153,12 @@ COUNTED = {
     },
     "documents.parquet": {"truncated_tokens": "truncated_tokens"},
 }
-"""For each table, the counts of the manifest that are sums of its columns."""
+"""Counts of the manifest that are sums of a table's columns, by table."""
 
 
 @dataclass(kw_only=True)
 class TablesFound:
-    """What is known of the tables once they were read.
+    """Facts of the tables once they were read.
 
     Attributes:
         rows: of each table that is usable.
@@ -226,7 +226,7 @@ class TableCheck:
             yield part
 
     def _relations(self) -> None:
-        """What the tables say together, and what the manifest says of them."""
+        """Checks the tables against each other and against the manifest."""
         has_documents, has_rejects = (f"{name}.parquet" in self._found.rows for name in ("documents", "rejects"))
         packed, findings = 0, list[Finding]()
         if has_documents:

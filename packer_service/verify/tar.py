@@ -32,7 +32,7 @@ class Member:
 
     @property
     def end(self) -> int:
-        """Where its last block ends."""
+        """The end of its last block."""
         return self.offset + TAR_BLOCK + -(-len(self.data) // TAR_BLOCK) * TAR_BLOCK
 
 

@@ -1,4 +1,4 @@
-"""What verifying found: one fault for each broken rule and place, and how much was checked."""
+"""Result of verifying: one fault for each broken rule and place, and how much was checked."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Verdict:
         }
 
     def as_lines(self) -> list[str]:
-        """For a person: one line per fault, and what it comes to."""
+        """Returns lines for a person: one line per fault, and what it comes to."""
         lines = [f"{fault.rule} {fault.name}: {fault.where}: {fault.detail}" for fault in self.broken]
         lines += [
             f"{rule} {FORMAT_RULES[rule].__name__}: {file}: {n} more" for (rule, file), n in self.unlisted.items()

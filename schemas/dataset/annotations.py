@@ -61,7 +61,7 @@ def open_annotations(opened: Any, manifest: ManifestHead) -> TableFile:
 
 
 def annotations_faults(schema: pa.Schema, manifest: ManifestHead) -> Iterator[str]:
-    """What is wrong with annotations that have this schema, but for their rows."""
+    """Faults of annotations that have this schema, but for their rows."""
     metadata = schema.metadata or {}
     for key, wanted in ((_DATASET, manifest.dataset_id), (_DOCUMENTS, _sha(manifest))):
         found = metadata.get(key.encode(), b"").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Which keys of a dataset's configuration may change when its documents are packed, or only planned, again."""
+"""Keys of a dataset's configuration that may change when its documents are packed, or only planned, again."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def measure_groups(config: PackConfig) -> tuple[MeasureGroup, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureOrder:
-    """Where every row of a dataset's ``measures.parquet`` lies."""
+    """Place of every row of a dataset's ``measures.parquet``."""
 
     groups: tuple[MeasureGroup, ...]
     n_packs: int

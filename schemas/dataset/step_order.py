@@ -28,7 +28,7 @@ def part_size(window: int) -> int | None:
 def places_in_group(
     places: Int64[np.ndarray, "packs"], window: int, drawn: UInt64[np.ndarray, "packs"]
 ) -> Int64[np.ndarray, "packs"]:
-    """Which pack of its sorted group stands at each place: a permutation for each hash.
+    """Index in its sorted group of the pack at each place: a permutation for each hash.
 
     Args:
         places: in their groups, from 0.

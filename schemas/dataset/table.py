@@ -52,10 +52,10 @@ _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 _FOOTER_BYTES = 1 << 20
 _COLUMN_BYTES = 1 << 10
-"""Of a footer, and for each column of a row group with its statistics."""
+"""Bytes allowed for a footer, and for each column of a row group with its statistics."""
 
 _TAIL_BYTES = 64 << 10
-"""Of a file that are read first, as Arrow does: most footers are shorter."""
+"""Bytes of a file that are read first, as Arrow does: most footers are shorter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ class Column:
     def faults(
         self, values: pa.ChunkedArray | pa.Array, lengths: pa.ChunkedArray | pa.Array | pa.Scalar | None = None
     ) -> Iterator[str]:
-        """What is wrong with values of the column: nulls, numbers out of range, unknown texts, lists of another length.
+        """Faults of values of the column: nulls, numbers out of range, unknown texts, lists of another length.
 
         Args:
             values: of some rows.
@@ -149,7 +149,7 @@ def schema_of(columns: Iterable[Column]) -> pa.Schema:
 def faults_of(
     part: pa.RecordBatch | pa.Table, declared: Mapping[str, Column], known: Mapping[str, int] = _NOTHING
 ) -> Iterator[str]:
-    """What is wrong with some columns of some rows of a table.
+    """Faults of some columns of some rows of a table.
 
     Args:
         part: the columns, of which those that are not declared may hold anything.
@@ -167,7 +167,7 @@ def faults_of(
 
 @contextlib.contextmanager
 def table_errors(name: str, error: type[FormatError] = TableInvalid, remedy: str = "") -> Iterator[None]:
-    """Whatever reading a table raises, as one line of the table.
+    """Raises whatever reading a table raises, as one line of the table.
 
     Args:
         name: the table's.

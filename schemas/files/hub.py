@@ -13,7 +13,7 @@ class Hub(HfFileSystem):
     """Endpoint and token are the environment's (``HF_ENDPOINT``, ``HF_TOKEN``) and those of ``hf auth login``."""
 
     def info(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        """As there, but what is not in a listing of some time ago is asked for."""
+        """Looks up as the base class does, but asks for what is not in a listing of some time ago."""
         try:
             return super().info(path, *args, **kwargs)
         except FileNotFoundError:
@@ -21,12 +21,12 @@ class Hub(HfFileSystem):
             return super().info(path, *args, **kwargs)
 
     def find(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        """As there, with nothing kept of earlier listings."""
+        """Lists as the base class does, with nothing kept of earlier listings."""
         self.invalidate_cache(path)
         return super().find(path, *args, **kwargs)
 
     def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
-        """As there, without reading 5 MB ahead of every range."""
+        """Opens as the base class does, without reading 5 MB ahead of every range."""
         return super()._open(path, mode, *args, **{"cache_type": "none", **kwargs})
 
 

@@ -24,7 +24,8 @@ COUNTING = ("position_ids", "pool_ids")
 a tenth, at some 2 ms more to read one."""
 
 _LC, _LP, _PB = 2, 2, 2
-"""What LZMA takes a byte's probabilities from: its place among the four of a whole number, and the byte before it."""
+"""Bits of context from which LZMA takes a byte's probabilities: its place among the four of a whole number, and the
+byte before it."""
 
 _DICTIONARY = 1 << 20
 """Bytes that LZMA looks back. Those of one axis of positions repeat on the others."""
@@ -44,7 +45,7 @@ _FILTER = {
 default looks for longer repetitions, weighs them against each other, and leaves a tenth less."""
 
 _LZMA_HEAD = struct.pack("<BBHBL", 9, 4, 5, (_PB * 5 + _LP) * 9 + _LC, _DICTIONARY)
-"""What stands before a member of method 14: a version, the size of the properties, and these (APPNOTE 5.8.8)."""
+"""Head of a member of method 14: a version, the size of the properties, and these (APPNOTE 5.8.8)."""
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _CENTRAL = struct.Struct("<4s4B4H3L5H2L")
@@ -69,8 +70,8 @@ _PLAIN = re.compile(
     rb"\x93NUMPY\x01\x00v\x00"
     rb"\{'descr': '([<|][bif]\d)', 'fortran_order': False, 'shape': \((\d+),(?: (\d+))?\), \} *\n"
 )
-"""Such a header, of plain numbers: its type and its axes. NumPy's own reader takes every header for a Python literal,
-which takes longer than all the rest of reading a small array."""
+"""Pattern of a header of plain numbers: its type and its axes. NumPy's own reader takes every header for a Python
+literal, which takes longer than all the rest of reading a small array."""
 
 
 def encode_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -108,7 +109,7 @@ def _lzma(content: bytes) -> bytes:
 
 
 MOST_MEMBERS = 1024
-"""Of an archive: four schemes at 64 degrees have 768."""
+"""Most members of an archive: four schemes at 64 degrees have 768."""
 
 _MOST_HEADER = 4096
 """Bytes of the header before an array."""

@@ -102,7 +102,7 @@ def leads_outside(path: str | Path, root: Path) -> bool:
 
 
 def refuse_links(top: str | Path, path: str | Path) -> None:
-    """What is written never goes through a link below a dataset's folder, which may lead anywhere.
+    """Refuses to write through a link below a dataset's folder, which may lead anywhere.
 
     Args:
         top: the dataset's folder, which may be a link itself.

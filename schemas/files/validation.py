@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, worded once for all who report it."""
+"""Faults that pydantic finds in a value, worded once for all who report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of devices by their makers, as a starting point that every question may change."""
+"""Figures of devices by their makers, as a starting point that every question may change."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ DEVICES: dict[str, Device] = {
         "one core in float32: an Intel Xeon, by tests/benchmarks/advice.py; an AMD EPYC's memory",
     ),
 }
-"""By the name that a question gives."""
+"""Devices by the name that a question gives."""
 
 assert set(DEVICES) == set(get_args(DeviceName))

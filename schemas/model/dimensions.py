@@ -1,4 +1,4 @@
-"""What a model's dimensions come to: work of a token and of a tile, numbers of parameters."""
+"""Figures that follow from a model's dimensions: work of a token and of a tile, numbers of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the manifest says of a model's vision encoder: from it follow the patches and the load of every unit."""
+"""Entry of the manifest on a model's vision encoder: from it follow the patches and the load of every unit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def encoder_of(settings: Mapping[str, Any]) -> VisionEncoder | None:
 
 
 def tokens_per_second(settings: Mapping[str, Any]) -> float | None:
-    """By how much the temporal position grows in a second of video; None where it does not follow time.
+    """Growth of the temporal position in a second of video; None where it does not follow time.
 
     Raises:
         ValueError: it is not a number.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Windowed = Callable[[Mapping[str, Any], int], int]
-"""Of how many of a model's layers, by its settings."""
+"""Function that counts the layers with a window, by a model's settings."""
 
 Version = tuple[int, int]
 
@@ -227,5 +227,5 @@ INPUTS: dict[str, str] = {facts.inputs: name for name, facts in reversed(FAMILIE
 
 
 def language_model(model_type: str) -> LanguageModel:
-    """What is known of a language model that is followed."""
+    """Returns the entry of a language model that is followed."""
     return LANGUAGES.get(model_type, PART)

@@ -1,4 +1,4 @@
-"""Which models train on packs, by their ``config.json`` alone: those whose every layer keeps documents apart.
+"""Models that train on packs, known by their ``config.json`` alone: those whose every layer keeps documents apart.
 
 Attention of packs sees a document at a time. Whatever else mixes tokens (a state or a convolution along the sequence, a
 statistic of all tokens, a rotary frequency that follows the longest position) sees the neighbours in the pack, or on
@@ -69,7 +69,7 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("bloom", "falcon", "inkling_text", "inkling2_text", "mpt"), _BIAS),
     **dict.fromkeys(("codegen", "gpt_neox_japanese", "gptj", "nemotron", "stablelm", "xglm", "xlnet"), _OWN),
 }
-"""What is known of the layers of other models."""
+"""Known facts about the layers of other models."""
 
 _UNKNOWN = "are not known to keep the documents of a pack apart"
 
@@ -128,7 +128,7 @@ def window_of(config: Mapping[str, Any]) -> int | None:
 
 
 def layer_masks(config: Mapping[str, Any], seq_len: int, asked: str) -> LayerMasks | None:
-    """How many layers of a model have which mask; None if none has a window that is shorter than packs.
+    """Numbers of a model's layers with each mask; None if none has a window that is shorter than packs.
 
     Args:
         config: of a followed model, as for :func:`check_followed`. Where it has no ``layer_types``, they are those that
@@ -220,7 +220,7 @@ def _text_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
 
 
 def _odd_layers(text: Mapping[str, Any], model_type: str) -> str:
-    """Why layers of other kinds are refused; empty if the model has no such layers."""
+    """Reason why layers of other kinds are refused; empty if the model has no such layers."""
     kinds = text.get("layer_types")
     known = (*LAYERS, "linear_attention") if language_model(model_type).has_states else LAYERS
     if not isinstance(kinds, list) or all(kind in known for kind in kinds):

@@ -1,4 +1,4 @@
-"""What the memory of a rank holds while it trains as ``preshard.train`` does; estimates, in bytes."""
+"""Memory of a rank while it trains as ``preshard.train`` does; estimates, in bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Kept(NamedTuple):
 
 
 PLAIN, COMPILED = Kept(8, 6, 5, 4, 12), Kept(4, 3, 3, 3, 0)
-"""Of Qwen3: ``tests/benchmarks/advice_memory.py`` and ``dry_run.py`` count them. A norm keeps copies in float32, which
-fused kernels make again. Plain Llama, without norms of queries and keys, keeps 3 and 2 of these two."""
+"""Multiples of the widths that a layer of Qwen3 keeps: ``tests/benchmarks/advice_memory.py`` and ``dry_run.py`` count
+them. A norm keeps copies in float32, which fused kernels make again. Plain Llama, without norms of queries and keys,
+keeps 3 and 2 of these two."""
 
 HIDDEN_SLOPES, INNER_SLOPES, VISION_SLOPES = 2, 3.5, 0.5
 """Gradients that a layer's backward pass has at once: multiples of the same widths; of the encoder, of what a layer
@@ -40,8 +41,8 @@ QUERIES_SLOPES, GATHER_SLOPES, COPY_SLOPES = 2.5, 3, 4
 the copies of key heads that Ulysses deals to more ranks than there are: keys, values and the gradients of both."""
 
 RING_QUERIES, RING_SLOPES = 3, 5
-"""Of the queries in a ring, in the model's numbers and in those of sums: its kernel goes backward by one part of the
-keys at a time."""
+"""Copies of the queries in a ring, in the model's numbers and in those of sums: its kernel goes backward by one part of
+the keys at a time."""
 
 MOST_SUMMANDS = 8
 """Gradients of a weight that a compiled block has at once where its MLP takes tokens in tiles."""
@@ -56,7 +57,7 @@ BLOCKS_GATHERED = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankShare:
-    """What the rank that holds most has of a pack.
+    """Share of a pack on the rank that holds most.
 
     Attributes:
         tokens: of its slice.
@@ -110,7 +111,7 @@ class MemoryParts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trains:
-    """What of a model trains, where that is not all of it.
+    """Trained part of a model, where that is not all of it.
 
     Attributes:
         trained, frozen: numbers in parameters of either kind, adapters among the trained ones.
@@ -128,7 +129,7 @@ class Trains:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingMemory:
-    """How a model trains, as far as memory depends on it.
+    """Training of a model, as far as memory depends on it.
 
     Attributes:
         sizes: the model.
@@ -233,7 +234,7 @@ class TrainingMemory:
         return self.compute_bytes * numbers
 
     def _widths(self) -> Kept:
-        """What a layer keeps. Each norm that Qwen3 has not keeps its input and its result, plain ones also copies."""
+        """Multiples of widths kept by a layer. Norms that Qwen3 lacks keep input and result, plain ones also copies."""
         if not self.compiled:
             return PLAIN._replace(hidden=self.sizes.hidden_kept)
         return COMPILED._replace(hidden=COMPILED.hidden + 2 * (self.sizes.hidden_kept > PLAIN.hidden))

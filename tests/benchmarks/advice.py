@@ -173,7 +173,7 @@ def print_advice_of_kinds(gpus: int) -> None:
 
 
 def print_derived(number: int) -> None:
-    """How far means of the loads of `contiguous` derived from some masks are from those of all packs, by kind."""
+    """Prints the error of mean loads of `contiguous` derived from some masks, against those of all packs, by kind."""
     config = PackConfig(layouts=("contiguous", "zigzag"))  # defined, so that packing searches for nothing
     place = "contiguous", max(config.ring_degrees)
     print("\n| packs | masks | gather path | ring path | keys | CPU time |\n|---|---|---|---|---|---|")
@@ -197,7 +197,7 @@ def derived_loads(packs: list[MadePack], stored: PackLoads, config: PackConfig, 
 
 
 def errors_of(found: SlowestRank, exact: SlowestRank) -> tuple[float, ...]:
-    """Of the means of gather path, ring path and keys: relative to the exact ones."""
+    """Relative errors of the means of gather path, ring path and keys."""
     pairs = (
         (found.gather_path, exact.gather_path),
         (found.ring_steps.sum(axis=0), exact.ring_steps.sum(axis=0)),

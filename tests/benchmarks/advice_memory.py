@@ -96,7 +96,7 @@ def kept_of_a_patch(**changed: Any) -> float:
 
 
 def print_vision() -> None:
-    """Of a layer by its widths, and of what makes a row of four patches, by the width of these."""
+    """Prints what a layer keeps by its widths, and what makes a row of four patches, by the width of these."""
     width, inner = VISION["hidden_size"], VISION["intermediate_size"]
 
     def layer(**changed: Any) -> float:

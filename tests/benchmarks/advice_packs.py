@@ -59,7 +59,7 @@ def _pack(kind: str, config: PackConfig, rng: np.random.Generator) -> MadePack:
 
 
 def loads_of(packs: list[MadePack], config: PackConfig, gpus: int, frame_load: int | None = None) -> PackLoads:
-    """What a dataset of these packs would have in its tables; ``frame_load`` in place of a frame's work."""
+    """Loads that a dataset of these packs would have in its tables; ``frame_load`` in place of a frame's work."""
     rows, columns = MeasureRows(), {name: [] for name in ("n_tokens", "n_units", "load", "attention_tiles")}
     each = CostModel.of(config).vision_work_per_crop if frame_load is None else frame_load
     for number, pack in enumerate(packs):

@@ -1,4 +1,4 @@
-"""What checksums of a checkpoint cost: processor time of saving with and without them, and of checking.
+"""Cost of a checkpoint's checksums: processor time of saving with and without them, and of checking.
 
 python tests/benchmarks/checksums.py [FOLDER]    # a folder in memory (/dev/shm), so that no disk is measured
 """

@@ -147,7 +147,7 @@ class _Driver:
 
 
 def measure(name: str, source: str, architecture: int) -> dict[str, Any]:
-    """What a kernel takes, compiled for an architecture."""
+    """Resources that a kernel takes, compiled for an architecture."""
     tuner = getattr(PyCodeCache.load(source), name)
     [config], meta = tuner.configs, tuner.triton_meta
     arguments = tuner.fn.arg_names

@@ -1,4 +1,4 @@
-"""What a few frames a second of a video cost to decode, by codec: as packing does it, and from key frames.
+"""Cost of decoding a few frames a second of a video, by codec: as packing does it, and from key frames.
 
     python tests/benchmarks/decoding.py [--seconds 10] [--rounds 7] [--size 640x360]
 
@@ -77,7 +77,7 @@ def from_keys(path: Path, ticks: list[int], use: Use) -> list[Any]:
 
 
 def as_packed(path: Path, ticks: list[int], use: Use) -> list[Any]:
-    """As packing does it."""
+    """Decodes as packing does."""
     with open_media(Medium(kind="video", uri=path.name), MediaReach.of(str(path.parent))) as file:
         return list(read_pictures(file, ticks, use))
 
@@ -102,7 +102,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Counter[str]]:
-    """How many pictures are decoded in the block."""
+    """Counts the pictures that are decoded in the block."""
     started, decoded = reading.start_decoder, Counter[str]()
     reading.start_decoder = lambda video: Recorder(started(video), decoded)
     try:

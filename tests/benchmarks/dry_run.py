@@ -56,7 +56,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": (GEMMA, GEMMA_ENCODER),
 }
 SIDE, ROWS = 1024, {"qwen3_vl": 1024, "gemma3": 256}
-"""Of a photograph: pixels of its sides, and tokens that it becomes at most."""
+"""Size of a photograph: pixels of its sides, and tokens that it becomes at most."""
 
 SPLITS = {1: {}, 8: {"ring": 8}, 64: {"ring": 8, "ulysses": 8}}
 ALL = {"recompute": "full", "offload": "all", "mlp_tiles": 8, "logits_mib": 256}
@@ -129,7 +129,7 @@ def run_case(model: Path, packs: Path, cp: int, changed: dict[str, Any]) -> tupl
 
 
 def print_bytes(folder: Path, family: str) -> None:
-    """Of a whole pack of text on one rank, which exchanges nothing."""
+    """Prints the bytes of a whole pack of text on one rank, which exchanges nothing."""
     model, tokens = make_model(folder / family, family), 36_864
     packs = make_packs(folder / f"{family}-text-{tokens}", family, model, tokens, text=True)
     sizes = folder_sizes(str(model))

@@ -51,7 +51,7 @@ from preshard.schemas.sequence import MaskArrays  # noqa: E402
 RANKS, ASKED = 8, AdviceQuestion()
 PEAK, MEMORY = ASKED.device.peak_tflops * 1e12, ASKED.device.memory_gb_per_s * 1e9 * ASKED.memory_efficiency
 MULTIPROCESSORS = 132
-"""Of an H100 SXM, by NVIDIA's datasheet."""
+"""Multiprocessors of an H100 SXM, by NVIDIA's datasheet."""
 
 ULYSSES = {
     "hooks": (1, True), "2 pieces": (2, False), "4 pieces": (4, False), "hooks, 2 pieces": (2, True),
@@ -121,7 +121,7 @@ class Layer:
         return (1 + back) * self.products(width) + between
 
     def copies(self, kind: str, recompute: str) -> float:
-        """Of a step, around exchanges; the same in every way to exchange."""
+        """Seconds of the copies of a step, around exchanges; the same in every way to exchange."""
         of_keys, again = 2 * self.sizes.kv_heads * self.sizes.head_dim, recompute == "full"
         if kind == "gather":
             return of_keys * (self.keys + self.own) * (KEYS[0] * (1 + again) + KEYS[1]) / MEMORY

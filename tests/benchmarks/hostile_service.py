@@ -208,7 +208,7 @@ def measure(root: Path, names: list[str], arguments: argparse.Namespace) -> None
 
 
 def settle(pid: int, watch: Watch, seconds: float) -> None:
-    """What still works when nobody has asked for as long as a request may take."""
+    """Prints the work and memory that remain when nobody has asked for as long as a request may take."""
     time.sleep(seconds + 1)
     pids = descendants(pid)
     before = {each: processor_seconds(each) for each in pids}

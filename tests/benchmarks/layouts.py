@@ -71,7 +71,7 @@ def scheme_seconds(packs: list[mixtures.Pack], degree: int) -> dict[str, float]:
 
 
 def losses(found: dict[tuple[str, int], LayoutMeasures], degree: int) -> list[str]:
-    """Where a balanced scheme loses on its own measure."""
+    """Cases in which a balanced scheme loses on its own measure."""
     ring, gather = found["balanced_ring", degree], found["balanced_gather", degree]
     said = []
     for name in ("zigzag", "head_tail"):

@@ -72,7 +72,7 @@ MAGI_COUNTS = (
 )
 
 LONG_SHARES = np.array([16, 5, 4, 6, 8, 21, 40, 20, 5, 4, 1, 1]) / 131
-"""Of documents below 2,048 tokens, from there to 4,096, and so on."""
+"""Shares of documents below 2,048 tokens, from there to 4,096, and so on."""
 
 
 def _two(short: float, long: Callable[[np.random.Generator, int], np.ndarray], share: float) -> Draw:
@@ -194,7 +194,7 @@ def rings_of(ranks: int) -> list[int]:
 
 
 def loads_of(packs: list[tuple[np.ndarray, np.ndarray]], seq_len: int, ranks: int) -> PackLoads:
-    """What packs ask of ranks under both layouts."""
+    """Loads that packs put on ranks under both layouts."""
     rings = [ring for ring in rings_of(ranks) if ring > 1]
     measured, tiles = dict[tuple[str, int], list[tuple[int, np.ndarray, int]]](), []
     for starts, lengths in packs:

@@ -1,4 +1,4 @@
-"""What the benchmarks ran on: the line that goes with every figure."""
+"""The machine the benchmarks ran on: the line that goes with every figure."""
 
 from __future__ import annotations
 

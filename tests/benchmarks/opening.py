@@ -147,7 +147,7 @@ def microseconds(dataset: PackedDataset, pack_ids: np.ndarray) -> float:
 
 
 def measure(folder: str) -> dict[str, Any]:
-    """What one process needs."""
+    """Measures what one process needs."""
     before = memory()
     began, clock = time.process_time(), time.perf_counter()
     dataset = PackedDataset(folder)
@@ -179,7 +179,7 @@ class Lookups(IterableDataset[dict[str, Any]]):
 
 
 def measure_workers(folder: str, workers: int) -> dict[str, Any]:
-    """What each worker of a loader needs, and how many bytes it is sent."""
+    """Measures what each worker of a loader needs, and how many bytes it is sent."""
     import pickle
 
     dataset = PackedDataset(folder)

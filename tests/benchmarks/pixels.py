@@ -1,4 +1,4 @@
-"""How far the pixels that are stored lie from those of ``transformers``, where both differ, and what frames cost.
+"""Distance of the stored pixels from those of ``transformers``, where both differ, and what frames cost.
 
     python tests/benchmarks/pixels.py
 

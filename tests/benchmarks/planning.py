@@ -182,7 +182,7 @@ def alike(values: np.ndarray, pack: np.ndarray) -> float:
 
 
 def neighbours(n: int) -> None:
-    """For packs by size alone and by seed: their number, evenness of steps, and how alike lengths in a pack are."""
+    """Prints, by size alone and by seed, the number of packs, evenness of steps, and likeness of lengths in a pack."""
     print(f"\nwhich documents share a pack, {n:,} documents, window {WINDOW}; by size alone -> by the seed")
     print("  mixture      max_images  fill                  straggler, DP 64     intraclass correlation  again*")
     for name, draw in DRAWN.items():
@@ -219,7 +219,7 @@ def neighbours(n: int) -> None:
 
 
 def again(one: np.ndarray, other: np.ndarray) -> float:
-    """Of documents that follow one another in a pack, how many share a pack again."""
+    """Share of neighbours in a pack that share a pack again."""
     order = np.argsort(one, kind="stable")
     a, b = order[:-1], order[1:]
     together = one[a] == one[b]

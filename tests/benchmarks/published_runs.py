@@ -33,10 +33,10 @@ from tests.support.indexed_files import write_indexed  # noqa: E402
 
 BIG = {**TEXT, "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600}
 PLAIN: dict[str, Any] = {"recompute": "full"}
-"""What these runs say that they save memory by; where they say more, all that saves memory is taken."""
+"""Memory saving that these runs report; where they say more, all that saves memory is taken."""
 
 FRAMES, FRAME = 384, (729, 81)
-"""Of Molmo2's longest videos: pictures, each with so many patches and rows."""
+"""Size of Molmo2's longest videos: pictures, each with so many patches and rows."""
 
 Run = tuple[str, dict[str, Any], int, int, dict[str, Any]]
 RUNS: tuple[Run, ...] = (
@@ -75,7 +75,7 @@ def dimensions(run: Run) -> ModelDimensions:
 
 
 def estimate(run: Run) -> FitEstimate:
-    """What the trainer estimates that a rank of an H100 holds."""
+    """Memory that the trainer estimates for a rank of an H100."""
     name, _, tokens, ranks, split = run
     images = np.array([[1], FRAME[:1], FRAME[1:]]) * FRAMES * name.startswith("Molmo2")
     packs = Packs(seq_len=tokens, images=images, rings=frozenset({ranks}))

@@ -44,7 +44,7 @@ from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
 FRAMES_PER_PACK = 384
-"""About as many frames as the default configuration puts into one pack."""
+"""Number of frames, roughly, that the default configuration puts into one pack."""
 
 
 def write_source(folder: Path, n_packs: int) -> Path:

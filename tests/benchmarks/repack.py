@@ -1,4 +1,4 @@
-"""What a change of mind costs: a dataset packed again beside its source packed again.
+"""Cost of a change of mind: a dataset packed again beside its source packed again.
 
     python tests/benchmarks/repack.py [--packs 3] [--part 1]
 
@@ -31,7 +31,7 @@ from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E40
 from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 
 CHANGES = {"twice `seq_len`": ["seq_len=73728"], "another `order.window`": ["order.window=2"]}
-"""What is changed; the first from the source as well."""
+"""Changes of the configuration; the first from the source as well."""
 
 
 def packed(source: Path, out: Path, settings: list[str]) -> float:
@@ -47,7 +47,7 @@ def shards(dataset: Path) -> dict[str, str]:
 
 
 def from_the_source(folder: Path, n_packs: int) -> float:
-    """What a frame takes from the source, once the bytes are those that the dataset gives."""
+    """Cost of a frame packed from the source, once the bytes are those that the dataset gives."""
     folder.mkdir()
     source, settings = write_source(folder, n_packs), next(iter(CHANGES.values()))
     packed(source, folder / "old", [])

@@ -1,4 +1,4 @@
-"""What share of the stored bytes of crops are crops that are stored already: in the pack, the shard, the dataset.
+"""Share of the stored bytes of crops that are stored already: in the pack, the shard, the dataset.
 
     python tests/benchmarks/repeated_crops.py [DATASET ...]
 

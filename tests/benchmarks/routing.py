@@ -1,4 +1,4 @@
-"""What the stored order of units costs and saves: features that change rank, beside the encoder's work.
+"""Cost and gain of the stored order of units: features that change rank, beside the encoder's work.
 
     python tests/benchmarks/routing.py [--packs 20] [--ring 8]
 
@@ -31,7 +31,7 @@ from preshard.schemas.sequence import MaskArrays
 
 SEQ_LEN, ALIGNMENT = 36_864, 32
 ROWS = 196
-"""Of a crop of 27 x 27 patches in windows of 2 x 2: as in Molmo2."""
+"""Rows of a crop of 27 x 27 patches in windows of 2 x 2: as in Molmo2."""
 
 
 def photographs(rng: np.random.Generator) -> tuple[MaskArrays, np.ndarray, np.ndarray, np.ndarray]:

@@ -73,7 +73,7 @@ def made(work: Path) -> int:
 
 
 def hash_of(folder: Path, pattern: str) -> str:
-    """Of files, by name."""
+    """Hash of files, by name."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.glob(pattern) if path.is_file()):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What each stage costs a document, a frame and a byte, measured here, and what a large run would take from that.
+"""Cost of each stage for a document, a frame and a byte, measured here, and the time of a large run by that.
 
     python tests/benchmarks/scale_model.py [--nodes 1000] [--cores 64] [--gb-per-s 2.5] [--documents 1000000000]
         [--seconds-a-clip 60] [--megapixels 0.92] [--source-fps 30] [--megabytes-a-clip 10]

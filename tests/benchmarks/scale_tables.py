@@ -78,7 +78,7 @@ def keep_records(numbers: range, planned: Planned, config: PackConfig, out: str)
 
 
 def made_record(shard: PlannedShardRef, plan: Folder, sources: Sequence[str], config: PackConfig) -> ShardRecord:
-    """What is on record of a shard."""
+    """Record of a shard."""
     tables, first = [], shard.first_pack
     for part in shard.parts:
         for table in segment_batches(plan, part):

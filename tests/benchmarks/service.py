@@ -137,7 +137,7 @@ class Service:
         self._watch.start()
 
     def processor_seconds(self) -> float:
-        """What all of them have used; of those that have ended since, what they had when this was last asked."""
+        """Processor time of all of them; of those that have ended since, what they had when this was last asked."""
         self._seen |= {pid: used for pid in descendants(self.pid) if (used := processor_seconds(pid))}
         return sum(self._seen.values())
 

@@ -1,4 +1,4 @@
-"""How evenly the order of packs mixes sources: ``python tests/benchmarks/sources.py``, some seconds.
+"""Evenness with which the order of packs mixes sources: ``python tests/benchmarks/sources.py``, some seconds.
 
 200,000 documents of three sources with length laws of their own, packs of 36,864 tokens and 384 images, window 64.
 Prints, for texts alone and for texts, images and videos: how far a source's share of the tokens of a thousand packs
@@ -81,7 +81,7 @@ def fewest(plan: Plan, images: np.ndarray) -> int:
 
 
 def print_windows() -> None:
-    """For datasets that take turns of whole windows."""
+    """Prints the evenness for datasets that take turns of whole windows."""
     print("| weights |", " | ".join(map(str, WINDOWS)), "|")
     for weights in WEIGHTS:
         shares = np.array(whole_shares(weights))

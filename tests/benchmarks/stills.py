@@ -1,4 +1,4 @@
-"""What a photograph costs to scale and to pack with either backend of image processors, and what torch takes for it.
+"""Cost of scaling and packing a photograph with either backend of image processors, and what torch takes for it.
 
     python tests/benchmarks/stills.py [--rounds 7]
 
@@ -51,7 +51,7 @@ def by_torch(image: Image.Image, canvases: set[tuple[int, int]]) -> None:
 
 
 def ways_of(folder: str, image: Image.Image) -> dict[str, Callable[[], object]]:
-    """What is measured, by the heading of its column."""
+    """Calls that are measured, by the heading of their column."""
     out, ways = io.BytesIO(), {}
     image.save(out, "JPEG", quality=90)
     medium = Medium(kind="image", data=out.getvalue())

@@ -12,7 +12,7 @@ import pytest
 FOLDER = Path(__file__).parent
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("test_"))
 NEEDS = {"peers": "trl.data_utils", "compiled_kernels": "triton"}
-"""What scripts import of packages that may not run where the tests do."""
+"""Imports of scripts from packages that may not run where the tests do."""
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

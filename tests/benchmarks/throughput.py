@@ -68,7 +68,7 @@ Clip = tuple[str, list[int]]
 
 
 def clips_of(packs: list[list[ShardDocument]], config: PackConfig) -> list[Clip]:
-    """What the bare loop is told of a shard: it does not look for frames itself."""
+    """Clips of a shard as the bare loop is told them: it does not look for frames itself."""
     clips = []
     for document in (document for pack in packs for document in pack):
         for medium in parse_row(read_row(document.file, document.reference)).media():
@@ -114,7 +114,7 @@ def bare_frames(clip: Clip, image_size: int, quality: int) -> Iterator[bytes]:
 
 
 def hashes(tars: list[Path]) -> list[str]:
-    """Of every crop, sorted."""
+    """Sorted hashes of every crop."""
     found = []
     for path in tars:
         with tarfile.open(path) as tar:

@@ -23,7 +23,7 @@ from preshard.trainer.core.config import TrainConfig  # noqa: E402
 from preshard.trainer.extra.memory_check import GIB, Fitting, Packs  # noqa: E402
 
 H100 = 85_045_936_128
-"""What CUDA says of an H100 of 80 GB."""
+"""Memory of an H100 of 80 GB, as CUDA states it."""
 
 TEXT = {
     "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
@@ -34,13 +34,13 @@ ENCODER = VisionEncoder(
     patch_size=[16, 16], temporal_patch_size=2, hidden_size=1152, intermediate_size=4304, mlp_matrices=2, layers=27,
     windowed_layers=0, window_size=0, patch_inputs=1536, row_inputs=4 * 4608, row_hidden=4608, row_outputs=4 * 4096,
 )  # fmt: skip
-"""As the published configuration has them."""
+"""The encoder as in the published configuration."""
 
 RANKS, PATCHES, ROWS = 8, 1024, 256
 
 
 def print_eight() -> None:
-    """Of each dtype and length, what each way to recompute leaves, and what ``auto`` takes."""
+    """Prints, for each dtype and length, what each way to recompute leaves, and what ``auto`` takes."""
     sizes = model_dimensions({"text_config": TEXT}, ENCODER, "Qwen3-VL-8B")
     print(f"{hardware()}; {sizes.parameters / 1e9:.2f} billion parameters, {RANKS} ranks to a pack, GiB a rank\n")
     columns = ["tokens of a pack", "dtype", *RECOMPUTE, "auto on an H100"]

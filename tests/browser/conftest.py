@@ -34,10 +34,10 @@ CHROMIUM_FLAGS = [
 ]
 DESKTOP = {"width": 1280, "height": 900}
 MARKUP = "<img src=x onerror=\"document.title='owned'\">"
-"""What must never become an element of the page."""
+"""Markup that must never become an element of the page."""
 
 LOOK_AGAIN_MS = 25
-"""Between two looks at whether a view is shown. Looking at every frame would have the browser draw all of them."""
+"""Milliseconds between looks at whether a view is shown. Looks at every frame would make the browser draw them all."""
 
 
 class OneBrowser:
@@ -142,7 +142,7 @@ def root(
     hostile_dataset: Path,
     empty_dataset: Path,
 ) -> Path:
-    """What the service serves: demo, hostile, an empty one, one whose manifest ends too early, one without any."""
+    """Folder that the service serves: demo, hostile, an empty one, one whose manifest ends too early, one without."""
     root = tmp_path_factory.mktemp("root")
     whole = {"demo": demo_dataset, "hostile": hostile_dataset, "empty": empty_dataset, "damaged": tiny_dataset}
     for name, source in whole.items():
@@ -281,7 +281,7 @@ class Reader:
 
 @pytest.fixture(scope="session")
 def photographs() -> Path | None:
-    """Where screenshots go: the folder that PRESHARD_SCREENSHOTS names. Without it none is taken."""
+    """Folder for screenshots: the one that PRESHARD_SCREENSHOTS names. Without it none is taken."""
     named = os.environ.get("PRESHARD_SCREENSHOTS")
     return Path(named) if named else None
 

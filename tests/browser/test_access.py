@@ -1,4 +1,4 @@
-"""For everyone: in the dark, on a phone, and to the ears of a screen reader."""
+"""Access for everyone: in the dark, on a phone, and to the ears of a screen reader."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ view has all four values, each pair half of the views."""
 
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 PICTURES = ".plot .svg-container"
-"""What charts draw: each is one picture with a name, and its parts would be half of what there is to look at."""
+"""Elements that charts draw: each is one picture with a name; its parts would be half of what there is to look at."""
 
 LATER_ROWS = "tbody tr:nth-child(n+13)"
 """Rows of lists, made as the dozen above them. Tables whose cells are coloured by their values have fewer."""
 
 
 def _faults(page: Any) -> list[str]:
-    """What axe finds against its rules, each with the elements that it means."""
+    """Faults that axe finds against its rules, each with the elements that it means."""
     what = {"include": ["html"], "exclude": [PICTURES, LATER_ROWS]}
     options = {"runOnly": WCAG, "resultTypes": ["violations"]}
     found = page.evaluate("([what, options]) => axe.run(what, options)", [what, options])

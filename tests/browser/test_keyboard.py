@@ -1,4 +1,4 @@
-"""By keyboard alone: everything is reached, shows the focus and keeps it, and what changes is said."""
+"""Use by keyboard alone: everything is reached, shows the focus and keeps it, and what changes is said."""
 
 from __future__ import annotations
 

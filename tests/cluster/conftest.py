@@ -48,13 +48,13 @@ def as_options(settings: list[str]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def options(tiny_settings: list[str]) -> list[str]:
-    """What makes a pack of the tiny source tiny, of which a fifth is broken."""
+    """Options that make a pack of the tiny source tiny, of which a fifth is broken."""
     return [*as_options(tiny_settings), "--max-rejects", "0.3"]
 
 
 @pytest.fixture(scope="session")
 def short_settings(tiny_settings: list[str]) -> list[str]:
-    """What makes of it many shards of one short pack each."""
+    """Settings that make of the tiny source many shards of one short pack each."""
     short = ["seq_len=256", "packs_per_shard=1", "ring_degrees=[1,2]", "cp_sizes=[1,2]", "order.window=2"]
     return [*tiny_settings, *short]
 

@@ -1,4 +1,4 @@
-"""What ``ray job submit`` asks of a head's dashboard, answered by a few lines: the upload and the command are kept.
+"""Stand-in for the dashboard of a head that ``ray job submit`` asks: the upload and the command are kept.
 
 A real dashboard is a dozen processes, and starts a submitted command as it is. test_submit.py has one.
 """
@@ -22,7 +22,7 @@ VERSION = {"version": "0", "ray_version": version("ray"), "ray_commit": "", "ses
 
 
 class Submission:
-    """What one ``ray job submit`` brought."""
+    """Submission by one ``ray job submit``."""
 
     def __init__(self) -> None:
         self.package = b""

@@ -18,7 +18,7 @@ from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.shards.store import Folder
 
 DOOMED = "PRESHARD_TEST_DOOMED_NODE"
-"""In the environment of the node that will be lost."""
+"""Variable in the environment of the node that will be lost."""
 LONG = 240.0
 """Seconds after which a task has waited in vain for one on that node."""
 

@@ -20,7 +20,7 @@ PackOn: TypeAlias = Callable[[Machine, Node, Path], list[str]]
 
 
 def commands(program: str) -> list[str]:
-    """Those of one program, each on one line, without the variables that are set before it."""
+    """Commands of one program, each on one line, without the variables that are set before it."""
     blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     shown = [re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line) for line in lines]

@@ -52,7 +52,7 @@ class Machine:
         return str(self.folder / "python" / "bin" / "python")
 
     def environment(self, **more: str) -> dict[str, str]:
-        """As after a login there: nothing of the tests' own virtual environment, nor of another Ray.
+        """The environment after a login there: nothing of the tests' own virtual environment, nor of another Ray.
 
         Loops are not compiled: on a fresh machine each worker spends 17 s on that, more than on a tiny pack without.
         """

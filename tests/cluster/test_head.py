@@ -21,7 +21,7 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from tests.cluster.half_shards import DOOMED, HoldingExecutor
 
 LOOK_SECONDS = 0.05
-"""Between two looks at what a job has written; a task takes several times as long."""
+"""Seconds between two looks at what a job has written; a task takes several times as long."""
 
 
 def lose_in_the_middle(lost: Node, marker: Path, out: Path, is_over: threading.Event) -> tuple[int, list[str]]:

@@ -40,7 +40,7 @@ class Blind(Machine):
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a case may spoil: the machine, and the places of the job."""
+    """Parts that a case may spoil: the machine, and the places of the job."""
 
     machine: Machine
     folder: Path

@@ -51,7 +51,7 @@ def agent(made_once: Any) -> Agent:
 
 
 def launch_of_two() -> list[list[str]]:
-    """What the two agents of a job are given; the first holds the rendezvous, as pod 0 does."""
+    """Arguments of the two agents of a job; the first holds the rendezvous, as pod 0 does."""
     [port] = free_ports(1)
     where = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id=job-{port}"]
     given = ["--nnodes=2", "--nproc-per-node=1", "--local-addr=127.0.0.1", *where]
@@ -60,7 +60,7 @@ def launch_of_two() -> list[list[str]]:
 
 @pytest.fixture(scope="session")
 def expected(agent: Agent, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What one agent with two processes reports."""
+    """Reports of one agent with two processes."""
     metrics = tmp_path_factory.mktemp("whole") / "metrics.jsonl"
     with agent("--standalone", "--nproc-per-node=2", metrics=metrics) as alone:
         assert alone.wait(timeout=200) == 0, metrics.with_name("said").read_text()
@@ -68,7 +68,7 @@ def expected(agent: Agent, tmp_path_factory: pytest.TempPathFactory) -> list[dic
 
 
 def wait_for_steps(metrics: Path, agents: list[subprocess.Popen[bytes]]) -> None:
-    """Until the job has reported two steps, or an agent has ended."""
+    """Waits until the job has reported two steps, or an agent has ended."""
     while len(figures(metrics)) < 2 and all(one.poll() is None for one in agents):
         time.sleep(0.05)
 

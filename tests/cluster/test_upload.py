@@ -1,4 +1,4 @@
-"""What ``ray job submit`` uploads of a checkout, as docs/cluster.md shows it, is all that packing needs."""
+"""Upload of a checkout by ``ray job submit``, as docs/cluster.md shows it: all that packing needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from page import UPLOADING, submitted
 from ray_nodes import Machine
 
 MOST_BYTES = 3_500_000
-"""Of the upload, which docs/cluster.md says is 3 MB."""
+"""Most bytes of the upload, which docs/cluster.md says is 3 MB."""
 
 
 def test_what_is_uploaded_is_what_packs(

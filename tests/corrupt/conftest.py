@@ -170,7 +170,7 @@ class Sample:
         return PackedSequence(**self.sequence)
 
     def parts(self, *, shares_crops: bool) -> UnitParts:
-        """What ranks are dealt of the units."""
+        """Parts of the units that ranks are dealt."""
         crops, rows = (np.array(self.head[f"cum_{name}_bounds"], np.int64) for name in ("image", "token_pooling"))
         loads = np.array([unit["load"] for unit in self.head["units"]], np.int64)
         return unit_parts(crops, rows, loads, shares_crops=shares_crops)
@@ -386,7 +386,7 @@ class Editable:
 
 
 def _archive(arrays: dict[str, np.ndarray]) -> bytes:
-    """As a job writes them, or as numpy does where a name is one that no job writes."""
+    """Writes arrays as a job does, or as numpy does where a name is one that no job writes."""
     if all(name.isascii() for name in arrays):
         return encode_arrays(arrays)
     out = io.BytesIO()
@@ -427,7 +427,7 @@ WRITTEN: dict[str, Callable[[Editable], None]] = {
 
 
 def cases_of(module: Any) -> list[Case]:
-    """What corrupts a dataset: rows of the module's tables, and functions with a mark ``breaks(rule, *also)``."""
+    """Corruptions of a dataset: rows of the module's tables, and functions with a mark ``breaks(rule, *also)``."""
     marked = [each for each in vars(module).values() if hasattr(each, "pytestmark")]
     found: list[Case] = [
         (mark.args, each.__name__, each) for each in marked for mark in each.pytestmark if mark.name == "breaks"

@@ -17,7 +17,7 @@ FAMILIES = ("qwen3_5", "glm4v", "glm46v", "gemma3", "gemma4", "molmo2", "internv
 
 
 def faults(data: Any, manifest: dict[str, Any]) -> list[str]:
-    """What is wrong with a manifest, by the files that its dataset carries."""
+    """Faults of a manifest, by the files that its dataset carries."""
 
     def read(name: str) -> bytes | None:
         path = Path(data.path, name)
@@ -30,7 +30,7 @@ def faults(data: Any, manifest: dict[str, Any]) -> list[str]:
 
 
 def leaves(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
-    """Where each single value of a tree lies, and each list that has none."""
+    """Path to each single value of a tree, and to each list that has none."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in items:
         yield from leaves(part, *path, key)

@@ -97,7 +97,7 @@ def _unit(data: Any, kind: str, crops: int = 1) -> dict[str, Any]:
 
 
 def _turned(data: Any) -> None:
-    """As many tiles, which would lie otherwise: a tower of tiles for a row of them has rows for other patches."""
+    """Lays as many tiles otherwise: a tower of tiles for a row of them has rows for other patches."""
     unit = _unit(data, "image", 3)
     unit["grid"] = [1, unit["grid"][1] + 1, unit["grid"][2]]
 

@@ -275,7 +275,7 @@ def _reject(data: Any, **values: str) -> None:
 
 @breaks("D8", "D10")
 def copies_of_a_document_in_one_pack(data: Any) -> None:
-    """Under one id and two numbers, so that neither is packed twice."""
+    """Puts two copies of a document into one pack, under one id and two numbers, so that neither is packed twice."""
     sample = data.sample_where(lambda s: len(s.head["documents"]) > 1)
     one, other = sample.head["documents"][:2]
     for image in sample.head["images"]:

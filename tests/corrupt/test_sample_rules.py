@@ -581,7 +581,7 @@ def unit_with_a_patch_more(data: Any) -> None:
 
 @breaks("P19")
 def unit_of_another_load(data: Any) -> None:
-    """Too little to move a boundary."""
+    """Changes a load too little to move a boundary."""
     sample = pictured(data)
     _and_its_document(sample, "load", "load", 1)
     data.derive(sample)

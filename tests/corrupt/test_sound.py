@@ -1,4 +1,4 @@
-"""What the job writes is sound, under every configuration that changes which rules apply."""
+"""Soundness of what the job writes, under every configuration that changes which rules apply."""
 
 from __future__ import annotations
 

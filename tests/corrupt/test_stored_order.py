@@ -24,7 +24,7 @@ from preshard.schemas.layout import boundaries_from_edges
 
 CP_SIZES = (1, 2, 4)
 SIDES = (2, 2, 2, 4, 4, 4, 6, 6)
-"""Of photographs, in tiles of the family: small ones first, as no source would have them in every pack."""
+"""Sides of photographs, in tiles of the family: small ones first, as no source would have them in every pack."""
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def _grid_of_other_rows(data: Any) -> None:
 
 
 def _grid_turned(data: Any) -> None:
-    """As many rows, which lie otherwise."""
+    """Lays as many rows otherwise."""
     data.sample_where(lambda s: s.head["units"]).head["units"][0]["grid"] = [1, 2, 8]
 
 

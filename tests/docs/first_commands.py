@@ -24,7 +24,7 @@ INSTEAD = {
     r"--ring \d+ --layout \w+": "--from-scratch",  # the tiny model's folder has no weights
     r"--steps \d+": "--steps 2",
 }
-"""What a machine without the Hub and without GPUs runs instead."""
+"""Commands that a machine without the Hub and without GPUs runs instead."""
 DATASETS = "http://127.0.0.1:8000/v1/datasets"
 PATIENCE = 900
 """Seconds until the service must have listed the dataset. It does so in three, but on a machine that does much else."""

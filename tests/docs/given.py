@@ -1,4 +1,4 @@
-"""What the pages take as given: the files that their commands read, by page."""
+"""Files that the pages take as given for their commands, by page."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def of_loop(folder: Path) -> None:
 
 
 def of_start(folder: Path) -> None:
-    """What the list of commands names: rows, a model, lengths, ratings and two datasets."""
+    """Files that the list of commands names: rows, a model, lengths, ratings and two datasets."""
     write_model_folder(folder / "my/model", "qwen3_vl")
     _lines(folder / "my/documents.jsonl", _chats(200))
     _lines(folder / "my/source/rows.jsonl", _chats(10))
@@ -192,7 +192,7 @@ SLOW_GIVEN: dict[str, Callable[[Path], None]] = {
     "docs/start.md": of_start,
     "docs/training.md": of_training,
 }
-"""What only slow commands read."""
+"""Files that only slow commands read."""
 
 OF_THE_DEMO = ("docs/advice.md", "docs/layouts.md", "docs/service.md", "docs/start.md")
 """Pages whose commands read what `make demo` wrote."""

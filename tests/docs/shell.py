@@ -15,7 +15,7 @@ SECONDS = re.compile(r"\d[\d,.]*(?= (?:s|tokens/s)\b)|\d[\d.]*(?= MB\b)")
 """Figures that no two runs share: times, and what follows from them."""
 
 STAMP = re.compile(r"^\[ *[\d.]+ s\] ")
-"""In front of a line of progress."""
+"""Stamp in front of a line of progress."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ def rooms_of_the_tree() -> set[str]:
 
 
 def rows_of_the_page() -> dict[str, tuple[str, str]]:
-    """What each room of the page knows, and what it must not know."""
+    """Rows of the page: what each room knows, and what it must not know."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The rooms")[2]
     rows = re.findall(r"^\| `([^`]+)` \| (.+) \| (.+) \|$", page, re.MULTILINE)
     assert len({room for room, _, _ in rows}) == len(rows), "a room has two rows"

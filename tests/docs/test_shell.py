@@ -29,7 +29,7 @@ PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "d
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a block is run: ``instead`` of what, by patterns, and what of it is said to be slow."""
+    """Way to run a block: ``instead`` of what, by patterns, and what of it is said to be slow."""
 
     slow: bool = False
     instead: tuple[tuple[str, str], ...] = ()
@@ -200,7 +200,7 @@ MADE = ("demo", "installed")
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What git tracks, with this environment, where `make` installs nothing."""
+    """Copy of the files that git tracks, with this environment, where `make` installs nothing."""
     folder = tmp_path_factory.mktemp("checkout")
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in filter(None, tracked.decode().split("\0")):

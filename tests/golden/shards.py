@@ -31,7 +31,7 @@ STILLS = ("qwen3_vl", "qwen2_5_vl", "internvl")
 """Families whose stills have two backends."""
 SHORT = "seq_len=512"
 SHORTER = "seq_len=128"
-"""Of the generic family, whose documents have fewer tokens."""
+"""Length for the generic family, whose documents have fewer tokens."""
 VARIANTS: dict[str, list[str]] = {
     "layouts": ["ring_degrees=[1,2,4]", "cp_sizes=[1,2,3,4]", "seq_len=6144"],
     "contiguous": ["layouts=[contiguous]", "ring_degrees=[2]"],
@@ -47,7 +47,7 @@ VARIANTS: dict[str, list[str]] = {
     "each": ["turns=each"],
     "jpeg": ["image_format=jpeg", "jpeg_quality=80", "packs_per_shard=1"],
 }
-"""What each kind of dataset is packed with beside the usual settings."""
+"""Settings of each kind of dataset beside the usual settings."""
 VARIED = ("square", "qwen3", "qwen3_vl")
 """Kinds that are packed in every variant."""
 

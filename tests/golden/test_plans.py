@@ -136,7 +136,7 @@ def again(count: int, salt: int) -> np.ndarray:
 
 
 def taken() -> np.ndarray:
-    """Which documents a mixture takes in each of three epochs, how often, and in which pass."""
+    """Documents that a mixture takes in each of three epochs, how often, and in which pass."""
     hashes = (drawn(400, 9) + drawn(400, 10) * 2**31).astype(np.uint64)
     copies = count_copies(hashes, np.resize([0.0, 0.3, 1.0, 2.5], 400), 7)
     found = take(hashes, copies, epochs=3, seed=2**63 + 11)

@@ -25,12 +25,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 
 FAULTS = ("mask", "scale", "rank")
-"""What can be planted: a mask that lets one token see too much, attention 1% too large, and a rank that is left out."""
+"""Faults to plant: a mask that lets one token see too much, attention 1% too large, and a rank that is left out."""
 
 
 @dataclass(kw_only=True)
 class Given:
-    """How a part is to run.
+    """Settings of a part's run.
 
     Attributes:
         device: ``cuda``, or ``cpu`` for a rehearsal, which takes everything in small.

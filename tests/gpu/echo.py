@@ -24,7 +24,7 @@ class _Done(dist.Work):
 
 
 class Echo(dist.ProcessGroup):
-    """See above. CPU and CUDA tensors alike."""
+    """Stand-in as described above, for CPU and CUDA tensors alike."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)

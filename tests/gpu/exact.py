@@ -59,7 +59,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 LIMITS = {"float32": 2e-5, "bfloat16": 2e-2}
 STEP_LIMITS = {"float32": 1e-4, "bfloat16": 6e-2, "bfloat16 gemma4": 0.3}
-"""Of a step's loss and gradient. Gemma 4's tiny model is 0.16 apart on a CPU, and 0.22 on an H200."""
+"""Tolerances of a step's loss and gradient. Gemma 4's tiny model is 0.16 apart on a CPU, and 0.22 on an H200."""
 COMPILED = ("qwen3", "qwen3_vl", "gemma2", "gpt_oss", "glm4v", "gemma4", "mistral3", "qwen3_5")
 """Families whose blocks are compiled as well: kinds of block that differ."""
 

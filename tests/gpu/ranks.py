@@ -22,7 +22,7 @@ Call = tuple[Callable[[], Any], bool, "Future[Any]"]
 
 
 class MainThread:
-    """What other threads hand to the main one, which runs it while it waits for them."""
+    """Calls that other threads hand to the main one, which runs them while it waits for those threads."""
 
     def __init__(self) -> None:
         self._calls: Queue[Call | None] = Queue()
@@ -83,7 +83,7 @@ class MainThreadKernel:
 
 
 def run_ranks(ulysses: int, ring: int, function: Callable[[Any], Any]) -> list[Any]:
-    """What a function returns on each rank, by ``cp_rank``; its kernel is a ``MainThreadKernel``."""
+    """Results of a function on each rank, by ``cp_rank``; its kernel is a ``MainThreadKernel``."""
 
     def one(cp: Any) -> Any:
         with torch.autograd.set_multithreading_enabled(False):

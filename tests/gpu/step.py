@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     "all, tiles": {"recompute": "full", "offload": "all", "mlp_tiles": 8, "logits_mib": 256},
     "none, plain": {"recompute": "none", "compile": False},
 }
-"""In the order in which they are worth most."""
+"""Cases in the order in which they are worth most."""
 
 BEYOND = 1.12
 """Peak memory over the estimate from which a row is red. A leak of outputs showed as 1.37, and as nothing else."""
@@ -60,7 +60,7 @@ BEYOND = 1.12
 STEPS = 4
 HOST_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMalloc", "cudaFree")
 ANNOTATIONS = ("FSDP::", "Optimizer.", "ProfilerStep", "##")
-"""What the profiler lists on the device beside kernels: ranges with names, which span the gaps between kernels."""
+"""Names that the profiler lists on the device beside kernels: ranges with names, spanning gaps between kernels."""
 
 KINDS_OF_KERNELS = {
     "flex": ("flex",),
@@ -208,7 +208,7 @@ def _measure(step: RankStep, expected: dict[str, float], peak: float, row: dict[
 
 
 def profile(step: RankStep, batches: Iterator[Any]) -> dict[str, Any]:
-    """What the device and the host do in one step, in milliseconds."""
+    """Time of the device and the host in one step, in milliseconds."""
     activities = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
     with torch.profiler.profile(activities=activities & torch.profiler.supported_activities()) as profiler:
         step.run(batches)

@@ -1,4 +1,4 @@
-"""What is measured on a GPU runs on a CPU, in small, and turns red where something is wrong."""
+"""Rehearsal of what is measured on a GPU: it runs on a CPU, in small, and turns red where something is wrong."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ FAULTS: dict[str, tuple[Callable[[], None], str, str]] = {
     "inflated": (_inflate_whatever_is_there, "read", "memory"),
     "pipes": (_wait_for_pipes, "read", "hung"),
 }
-"""What puts back a fault of before, the entries that are asked about it, and how one of them ends by it."""
+"""Functions that put back a fault of before, the entries that are asked about it, and how one of them ends by it."""
 
 MUTATIONS: tuple[Mutation, ...] = (
     bytes_of_a_file,
@@ -277,7 +277,7 @@ def make(number: int, healthy: Path, copy: Path) -> str:
 
 
 def mutation_of(number: int) -> Mutation:
-    """What a draw changes."""
+    """Mutation that a draw makes."""
     return random.Random(number).choice(MUTATIONS)
 
 
@@ -316,7 +316,7 @@ def _stated(path: Path) -> dict[str, Any]:
 
 
 def _listed(folder: Path) -> list[tuple[str, int, int]]:
-    """What lies in a folder, or the file itself: a link of the dataset leads there."""
+    """Contents of a folder, or the file itself: a link of the dataset leads there."""
     if not folder.exists():
         return []
     files = [folder, *sorted(folder.rglob("*"))] if folder.is_dir() else [folder]

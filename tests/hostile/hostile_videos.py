@@ -20,7 +20,7 @@ TICKS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How frames are encoded: ``times`` in milliseconds, every 40 by default."""
+    """Encoding of frames: ``times`` in milliseconds, every 40 by default."""
 
     name: str
     codec: str = "libx264"

@@ -103,7 +103,7 @@ FAULTS = {
 
 
 def found_after(fault: Fault, files: int, seed: int) -> tuple[int, str] | None:
-    """How many files were drawn until something differed, and the line that says so; None if nothing did."""
+    """Number of files drawn until something differed, and the line that says so; None if nothing did."""
     with tempfile.TemporaryDirectory(prefix="preshard-planted-") as folder:
         copy = Path(folder)
         for tree in TREES:

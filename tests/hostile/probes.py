@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPU_SECONDS, WALL_SECONDS = 20, 300
-"""Of the processor for one entry, and of the clock, which others on the machine take as well."""
+"""Seconds of the processor for one entry, and of the clock, which others on the machine take as well."""
 
 ADDRESS_BYTES, RESIDENT_BYTES = 6 << 30, 1 << 30
-"""More address space, and more memory, than the process had before."""
+"""Address space and memory that a process may take beyond what the process had before."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e]")
 NAMES = re.compile(r"\.json|\.parquet|\.tar|\.idx|\.npz|\.jpg|\.jpeg|\.jinja|model/|shards|config\.|DATASET|SOURCE")
@@ -32,7 +32,7 @@ Entry = Callable[[str, Path], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How an entry ended.
+    """Outcome of an entry.
 
     ``what`` is ``ok``, ``one line``, or what is wrong: ``traceback``, ``signal N``, ``hung``, ``memory``, ``vague``,
     ``long``, ``control characters``.
@@ -133,11 +133,11 @@ ENTRIES: dict[str, Entry] = {
     "source": repacked,
     "serve": served,
 }
-"""Those that write into the dataset come last but for what reads it again."""
+"""Entries to probe; those that write into the dataset come last but for what reads it again."""
 
 
 def probe(entries: Sequence[str], dataset: Path, ids: Sequence[str]) -> dict[str, Outcome]:
-    """How each of some entries ends on a dataset, one after the other; each in a process of its own."""
+    """Outcome of each of some entries on a dataset, one after the other; each in a process of its own."""
     return {name: _probe(name, dataset, ids) for name in entries}
 
 
@@ -186,7 +186,7 @@ def _child(name: str, dataset: str, scratch: Path) -> None:
 
 
 def _wait(pid: int) -> tuple[int | None, int]:
-    """How a process ended, None if it did not in time, and the most memory that it had."""
+    """Exit status of a process, None if it did not in time, and the most memory that it had."""
     until = time.monotonic() + WALL_SECONDS
     pause = 0.002
     while time.monotonic() < until:

@@ -49,7 +49,7 @@ SETTINGS = [
 ]
 GIB = 1 << 30
 BROKEN = re.compile("the decoder (failed|hung|ended|gave)")
-"""What a reject says of a file for which the decoder raised what nobody foresaw, crashed or hung."""
+"""Pattern in a reject of a file for which the decoder raised what nobody foresaw, crashed or hung."""
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def pack(folder: Path, *extra: str) -> list[str]:
 
 
 def peak_bytes(job: subprocess.Popen[bytes]) -> collections.Counter[str]:
-    """Until a job ends, the most memory that a process below it had, by the kind of the process."""
+    """Most memory of the processes below a job until it ends, by the kind of the process."""
     peaks: collections.Counter[str] = collections.Counter()
     while job.poll() is None:
         with suppress(psutil.Error, OSError):  # one has ended meanwhile

@@ -14,7 +14,7 @@ from tests.support.scripts import load_script
 
 SCRIPT = Path(__file__).with_name("forged.py")
 OPENED = ("report", "open", "read", "source")
-"""What opens each: in the tests' own process, so that a draw takes a tenth of a second."""
+"""Entries that open each: in the tests' own process, so that a draw takes a tenth of a second."""
 
 EACH = 2
 """Draws of each kind."""

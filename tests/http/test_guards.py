@@ -1,4 +1,4 @@
-"""What keeps out strangers, large bodies, slow requests and paths outside the root."""
+"""Guards against strangers, large bodies, slow requests and paths outside the root."""
 
 from __future__ import annotations
 

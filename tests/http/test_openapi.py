@@ -44,7 +44,7 @@ REAL = {
     "shard": ["preshard-000000.tar", "preshard-000001.tar"],
     "doc_id": ["text-0", "question-3", "bad-empty"],
 }
-"""What path parameters must be for an answer to be more than a 404."""
+"""Values of path parameters for which an answer is more than a 404."""
 
 EXAMPLES = 14
 SECONDS = 240.0
@@ -68,7 +68,7 @@ def client(served_root: Path) -> Iterator[asgi.ASGIClient]:
 
 @pytest.fixture(scope="module")
 def requests_of(client: asgi.ASGIClient) -> dict[str, Any]:
-    """What makes requests to each operation, legal ones and others."""
+    """Functions that make requests to each operation, legal ones and others."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", client.app)
     return {each.ok().label: each.ok() for each in schema.get_all_operations()}
 

@@ -1,4 +1,4 @@
-"""What-if plans over REST: the figures of the command, within bounds."""
+"""Plans over REST: the figures of the command, within bounds."""
 
 from __future__ import annotations
 

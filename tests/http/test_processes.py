@@ -33,7 +33,7 @@ KINDS = (
 """One of each sort; `tests/benchmarks/hostile_service.py` has them all."""
 
 ASKED = ("", "/balance?ring=2", "/packs?sort=-attention", "/packs/0/layout", "/shards/preshard-000000.tar/balance")
-"""What is asked about each of them."""
+"""Addresses that are asked for each of them."""
 
 SOUND = {"tiny", "other", "stopped"}
 REQUEST_SECONDS = 12.0

@@ -1,4 +1,4 @@
-"""Which files of a tokenizer and a model a dataset carries."""
+"""Files of a tokenizer and a model that a dataset carries."""
 
 from __future__ import annotations
 

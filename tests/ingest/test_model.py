@@ -1,4 +1,4 @@
-"""What a model folder decides, and what of it is said before any row is read."""
+"""Decisions that follow from a model folder, and what of it is said before any row is read."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TEXTS = ("a", "Some words, and 二 🚲.", " \n and space ", "[INST] no mark </s
 
 
 class Positioned(SquareFamily):
-    """Has three axes, a beginning of its own, and tokens that see each other in both directions."""
+    """Family with three axes, a beginning of its own, and tokens that see each other in both directions."""
 
     model_type = "positioned"
     prefix, axes, group_tokens = "[INST]", 3, ("[INST]",)  # type: ignore[assignment]

@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def requirements() -> dict[str, list[Requirement]]:
-    """What the project asks for by extra; the base by the empty name."""
+    """Requirements of the project by extra; the base by the empty name."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lists = {"": project["dependencies"], **project["optional-dependencies"]}
     return {extra: [Requirement(line) for line in lines] for extra, lines in lists.items()}

@@ -1,4 +1,4 @@
-"""What each part of the project imports is what its extra brings, no more and no less."""
+"""Imports of each part of the project: what its extra brings, no more and no less."""
 
 from __future__ import annotations
 

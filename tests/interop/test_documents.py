@@ -55,7 +55,7 @@ def test_every_document_of_a_pack_is_what_transformers_makes_of_it_alone(
 
 
 def _check_inputs_of_batches(dataset: Path, source: Path, rows: dict[str, Row], oracle: Transformers) -> None:
-    """What the trainer rebuilds from stored PNGs is what the processor makes of the files that were packed."""
+    """Checks that the trainer rebuilds from stored PNGs what the processor makes of the files that were packed."""
     theirs: dict[str, list[np.ndarray]] = {}
     for taken in taken_documents(dataset):
         row = rows[taken.doc_id]

@@ -54,7 +54,7 @@ N_FILES = 6
 PATIENCE = 60.0
 """Seconds in which everything must have noticed a kill."""
 LOOK_SECONDS = 0.01
-"""Between two looks at what a run has written."""
+"""Seconds between two looks at what a run has written."""
 SUBREAPER = 36
 """``PR_SET_CHILD_SUBREAPER`` of Linux: orphans become this process's children, so that none is lost from sight."""
 
@@ -107,7 +107,7 @@ def names_below(folder: Path) -> set[str]:
 
 
 def phase_of(names: set[str], n_shards: int) -> str:
-    """How far a run is by the files that it has ever had."""
+    """Phase of a run, by the files that it has ever had."""
     if MANIFEST in names:
         return "end"
     if sum(name.endswith(".record") for name in names) == n_shards > 0:
@@ -160,7 +160,7 @@ def pack_here(source: Path, out: Path) -> None:
 
 
 def load_once(folder: Path) -> None:
-    """What takes each fork a second otherwise: its tokens, compiled loops, and modules that are imported on use.
+    """Loads what takes each fork a second otherwise: its tokens, compiled loops, and modules that are imported on use.
 
     A job of one text loads them. It starts no process of decoders.
     """
@@ -271,7 +271,7 @@ def draw_moment(phase: str, whole: Undisturbed, rng: random.Random) -> Moment:
 
 
 def first_moment(phase: str, whole: Undisturbed) -> Moment:
-    """When a run has made the first file of a phase."""
+    """The moment at which a run has made the first file of a phase."""
     return Moment(after_files=whole.phases.index(phase), delay=0.0)
 
 
@@ -318,7 +318,7 @@ def wait_until_alone(driver: int, patience: float = PATIENCE, *, agents: bool = 
 
 @dataclass(kw_only=True)
 class Undisturbed:
-    """What a run that nobody kills gives: its files, and the time and the phase at each number of files made."""
+    """Result of a run that nobody kills: its files, and the time and the phase at each number of files made."""
 
     source: Path
     files: dict[str, str]

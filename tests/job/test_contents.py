@@ -1,4 +1,4 @@
-"""What a pack is built from: crops are decoded beside the layouts, and never two packs' at a time."""
+"""Building of a pack: crops are decoded beside the layouts, and never two packs' at a time."""
 
 from __future__ import annotations
 

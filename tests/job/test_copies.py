@@ -60,7 +60,7 @@ def lost(dataset: Path) -> list[Row]:
 
 
 def similarity(a: np.ndarray, b: np.ndarray) -> float:
-    """As ``datasketch`` estimates it."""
+    """Similarity as ``datasketch`` estimates it."""
     first, second = (MinHash(hashvalues=values, scheme="affine32") for values in (a, b))
     return float(first.jaccard(second))
 

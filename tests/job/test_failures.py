@@ -27,7 +27,7 @@ from preshard.schemas.config import PackConfig
 
 @dataclass(frozen=True)
 class HookedExecutor(PlainExecutor):
-    """Does something between measuring and writing."""
+    """Runs a function between measuring and writing."""
 
     between: Callable[[], object]
 
@@ -128,7 +128,7 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_file_that_may_not_grow_is_one_line(
     run: Callable, tmp_path: Path, tiny_config: PackConfig, progress: object
 ) -> None:
-    """As above, where no disk can be mounted: the first shard does not fit under the limit of a file's size.
+    """Fails as above, where no disk can be mounted: the first shard does not fit under the limit of a file's size.
 
     Text alone: a process of decoders that started now would keep the limit.
     """

@@ -122,7 +122,7 @@ FORMS: dict[str, tuple[Row, str, int]] = {
         1,
     ),
 }
-"""For each form a row, the text that it becomes (each run of image tokens as one), and its images."""
+"""A row of each form, the text that it becomes (each run of image tokens as one), and its images."""
 
 COPIES = 2
 

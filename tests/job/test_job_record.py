@@ -1,4 +1,4 @@
-"""How two records of jobs are said to differ."""
+"""Wording of the differences between two records of jobs."""
 
 from __future__ import annotations
 

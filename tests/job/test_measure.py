@@ -1,4 +1,4 @@
-"""What measuring says of a document, against the mask that is written for it."""
+"""Figures that measuring gives for a document, against the mask that is written for it."""
 
 from __future__ import annotations
 

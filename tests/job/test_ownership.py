@@ -1,4 +1,4 @@
-"""Whose a folder is: new, claimed by this job, by another, in use, or holding a whole dataset."""
+"""Ownership of a folder: new, claimed by this job, by another, in use, or holding a whole dataset."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def check_equal(source: Path, folder: Path, first: list[str], second: list[str])
 
 
 def check_same(source: Path, old: Path, folder: Path, first: list[str], second: list[str]) -> Path:
-    """As :func:`check_equal`, of a source that is packed already; what came through the dataset."""
+    """Checks like :func:`check_equal`, for a source that is packed already. Returns what came through the dataset."""
     through = packed(old, folder / "through", second)
     refused = {name for name, why in rejects(through).items() if why.startswith("it was split")}
     chosen = without(source, folder / "chosen", {*rejects(old), *refused})
@@ -97,8 +97,8 @@ CONFIGURATIONS = {
     "gemma3": "seq_len=384 ring_degrees=[2] cp_sizes=[2] layouts=[balanced_ring] order.window=2 max_images=12",
     "gemma4": "seq_len=512 ring_degrees=[2] cp_sizes=[1,4] layouts=[balanced_gather] order.window=1 max_images=null",
 }
-"""For the generic way and each family a configuration that differs from the others. Together they have every value of
-each key, lengths at which documents are joined whole, and lengths at which joined ones are split elsewhere.
+"""Configurations of the generic way and each family, all different. Together they have every value of each key, lengths
+at which documents are joined whole, and lengths at which joined ones are split elsewhere.
 """
 
 
@@ -132,7 +132,7 @@ SECONDS = {
     "shorter": "seq_len=96 ring_degrees=[2] packs_per_shard=3 layouts=[contiguous]",
     "one image per pack": "max_images=1 order.seed=3 ring_degrees=[2] packs_per_shard=4 layouts=[balanced_gather]",
 }
-"""What the second job was told, where the first packed whole documents of up to 512 tokens."""
+"""Settings of the second job, where the first packed whole documents of up to 512 tokens."""
 
 
 @pytest.mark.parametrize("second", SECONDS)

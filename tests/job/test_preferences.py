@@ -44,7 +44,7 @@ def said(role: str, content: Any) -> Row:
 
 
 def rows() -> dict[str, list[Row]]:
-    """By what they test, rows of TRL's forms."""
+    """Rows of TRL's forms, by what they test."""
     asked = [said("user", [{"type": "image"}, {"type": "text", "text": "What is this?"}])]
     explicit, implicit = [], []
     for number in range(4):

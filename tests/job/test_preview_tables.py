@@ -1,4 +1,4 @@
-"""What packing a dataset again would give, from its tables alone, beside what packing it again gives."""
+"""Preview of packing a dataset again, from its tables alone, beside what packing it again gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands propose can be pasted, and does what it says."""
+"""Proposals of commands: they can be pasted, and do what they say."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def decimal_or_null(row: Row) -> Decimal | None:
 
 
 def kept_rows(path: Path, where: str) -> set[str]:
-    """What is left of a file, without packing it."""
+    """Ids of the rows that ``where`` leaves of a file, without packing it."""
     config = load_config(None, [*SETTINGS, f"where={json.dumps(where)}"])
     files = check_where(config.where, list_sources([str(path)], config).files)
     kept = set[str]()

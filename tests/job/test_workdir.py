@@ -1,4 +1,4 @@
-"""What an earlier run left is believed only where its bytes are still those on record."""
+"""Remains of an earlier run: believed only where their bytes are still those on record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def flip_a_byte(path: Path) -> None:
-    """Of the same size, so that only the hash can tell."""
+    """Flips a byte and keeps the size, so that only the hash can tell."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -38,7 +38,7 @@ def point_elsewhere(path: Path) -> None:
 def stopped(
     tiny_source: Path, tiny_config: PackConfig, tmp_path_factory: pytest.TempPathFactory, progress: Any, stopping: Any
 ) -> Path:
-    """What a job leaves that was stopped behind its first shard. Read only: copy it before changing anything."""
+    """Folder left by a job that was stopped behind its first shard. Read only: copy it before changing anything."""
     out = tmp_path_factory.mktemp("stopped") / "out"
     with pytest.raises(stopping.Stopped):
         pack([str(tiny_source)], str(out), tiny_config, stopping(2), progress)

@@ -14,7 +14,7 @@ MAIN = "~/containers/0"
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """In an overlay, the ``value`` at a ``path`` of the one object of a kind whose name has ``name`` in it.
+    """Fault of an overlay: the ``value`` at a ``path`` of the one object of a kind whose name has ``name`` in it.
 
     A path that begins with ``~`` begins at the specification of a pod, ``~1`` at that of the object's second one; ``-``
     stands for the place after a list's last item, and the empty path for the object itself.
@@ -189,7 +189,7 @@ ROWS = {
         ("stays after its end", "PyTorchJob", "spec/runPolicy/ttlSecondsAfterFinished", GONE),
     ],
 }
-"""By overlay and check: what the check says, the object, the path in it, and the value there."""
+"""Rows by overlay and check: what the check says, the object, the path in it, and the value there."""
 
 BROKEN = [
     Broken(overlay=overlay, check=check, said=said, thing=thing, path=path, value=value)

@@ -1,4 +1,4 @@
-"""What is asked of rendered objects: each check gives one line for each fault it finds."""
+"""Checks of rendered objects: each check gives one line for each fault it finds."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def strict(schema: Any) -> Any:
 
 
 def wider(ours: Object, theirs: Object, path: str = "$") -> Iterator[str]:
-    """Where ours takes what theirs does not."""
+    """Places where ours takes what theirs does not."""
     if "type" in ours and "type" in theirs and ours["type"] != theirs["type"]:
         yield f"{path}: {ours['type']}, and theirs is {theirs['type']}"
     unknown = set(ours.get("enum", [])) - set(theirs.get("enum", ours.get("enum", [])))

@@ -28,7 +28,9 @@ def rendered() -> Callable[[str], list[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def can_confine() -> None:
-    """Only root may confine as a container's runtime does, and the pod's user has to be able to read the code."""
+    """Skips unless root runs the tests: only root may confine as a container's runtime does, and the pod's user has to
+    be able to read the code.
+    """
     if os.getuid() != 0 or not all(shutil.which(tool) for tool in ("unshare", "setpriv", "mount")):
         pytest.skip("no right to make namespaces here")
     reading = f"open({str(K8S / 'images' / 'launch.py')!r})"

@@ -1,4 +1,4 @@
-"""How jobs end: what is wrong is not tried again, what passes is, and what has ended goes away."""
+"""Ends of jobs: what is wrong is not tried again, what passes is, and what has ended goes away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How torchrun finds its nodes, in each of the kinds of objects that train."""
+"""Ways in which torchrun finds its nodes, in each of the kinds of objects that train."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 
 
 class Launch(NamedTuple):
-    """What torchrun is told, and what the objects make: ``endpoint`` against where the first pod ``listens``."""
+    """Launch of torchrun: its options, and what objects make: ``endpoint`` against where the first pod ``listens``."""
 
     nodes: int
     replicas: int
@@ -29,7 +29,7 @@ class Launch(NamedTuple):
 
 
 def read_launch(pod: Pod, container: Object, launch: Any, objects: list[Object]) -> Launch:
-    """What becomes of torchrun's options ``launch`` in a pod."""
+    """Reads what becomes of torchrun's options ``launch`` in a pod."""
     by_kind = {"Job": _plain_launch, "PyTorchJob": _operator_launch, "TrainingRuntime": _runtime_launch}
     return by_kind[pod.owner["kind"]](pod, container, launch, objects)
 

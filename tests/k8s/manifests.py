@@ -21,7 +21,7 @@ OVERLAYS = tuple(
     for path in sorted(K8S.glob("overlays/*/*/kustomization.yaml"))
     if path.parent.name != "place"
 )
-"""What the page applies: ``PLACE/PART``."""
+"""Overlays that the page applies: ``PLACE/PART``."""
 
 ALONE = ("places", "pack", "serve", "load", "monitoring", "storage/claim", "storage/bucket")
 TRAINERS = ("train/job", "train/trainjob", "train/pytorchjob")
@@ -141,7 +141,7 @@ def pods(objects: list[Object]) -> list[Pod]:
 
 
 def _place(path: tuple[str, ...]) -> str:
-    """Which of its owner's pods a template is of."""
+    """Name of the pod, among its owner's, that a template belongs to."""
     return next((part for part in reversed(path) if part not in ("template", "spec")), "spec")
 
 

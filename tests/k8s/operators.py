@@ -49,7 +49,7 @@ def _faults_by_ours(thing: Object) -> Iterator[str]:
 
 
 def _trainer_v2(thing: Object) -> Iterator[str]:
-    """By kubeflow-trainer-api, whose models drop the fields that they do not know."""
+    """Faults found by kubeflow-trainer-api, whose models drop the fields that they do not know."""
     from kubeflow_trainer_api import models
 
     try:
@@ -75,7 +75,7 @@ def _dropped(given: Any, kept: Any, path: str) -> Iterator[str]:
 
 
 def _training_v1(thing: Object) -> Iterator[str]:
-    """By the tables of fields in the models of kubeflow-training, read without the client that importing them needs."""
+    """Faults by the tables of fields in kubeflow-training's models, read without the client that its import needs."""
     yield from _by_table(thing, f"KubeflowOrgV1{thing['kind']}", "$")
 
 

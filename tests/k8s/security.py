@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from manifests import Object, of_kind, pods, title
 
 VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim"}
-"""Of the kinds that the restricted standard takes, those that are used."""
+"""Kinds of volumes in use, of those that the restricted standard takes."""
 
 
 def security_faults(objects: list[Object]) -> Iterator[str]:

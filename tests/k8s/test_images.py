@@ -104,9 +104,9 @@ PARTS = {
     ],
     "train": ["preshard.trainer"],
 }
-"""What runs in an image."""
+"""Programs that run in an image."""
 ABSENT = {"serve": {"torch", "ray", "av"}, "train": {"ray", "av", "numba", "fastapi", "webdataset"}}
-"""What an image is kept small by leaving out."""
+"""Packages that an image is kept small by leaving out."""
 
 
 @pytest.mark.parametrize("image", PARTS)

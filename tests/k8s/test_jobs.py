@@ -25,7 +25,7 @@ SCRIPT = K8S / "components" / "pack" / "pack.sh"
 
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory: pytest.TempPathFactory, tiny_source: Path) -> Path:
-    """What is mounted into the pods: the source, and the script with its configuration beside it."""
+    """Volume of the pods: the source, and the script with its configuration beside it."""
     folder = tmp_path_factory.mktemp("volume")
     shutil.copytree(tiny_source, folder / "tiny")
     folder.chmod(0o1777)
@@ -56,7 +56,7 @@ def test_a_whole_job_packs_as_in_a_pod(volume: Path, progress: Any) -> None:
 
 @pytest.fixture(scope="module")
 def training_volume(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Path:
-    """What the training pods mount: a dataset, the model's folder, and a place for checkpoints."""
+    """Volume of the training pods: a dataset, the model's folder, and a place for checkpoints."""
     folder = tmp_path_factory.mktemp("training")
     write_model_folder(folder / "model", "qwen3", vocabulary=400)
     rows = [{"id": f"{number}", "text": "a row of ordinary words " * (5 + number)} for number in range(24)]
@@ -68,7 +68,7 @@ def training_volume(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> 
 
 
 def trainer_words(objects: list[Object], port: int) -> list[str]:
-    """What the training Job's pods run, with a model of random weights, for two steps, on this machine."""
+    """Command of the training Job's pods, with a model of random weights, for two steps, on this machine."""
     [job] = of_kind(objects, "Job")
     [pod] = pods([job])
     [container] = pod.containers

@@ -1,4 +1,4 @@
-"""Who reaches whom, by the policies as a cluster's network applies them, for each way of installing the operators."""
+"""Reach among pods by the policies as a cluster's network applies them, for each way of installing the operators."""
 
 from __future__ import annotations
 

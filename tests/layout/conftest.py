@@ -45,7 +45,7 @@ def masks() -> Callable[..., st.SearchStrategy[MaskArrays]]:
 
 @pytest.fixture(scope="session", params=[[None], [1, 2, 3, 5, 9, 17, 40, 200]], ids=["full", "window"])
 def windows(request: pytest.FixtureRequest) -> list[int | None]:
-    """What the windows of a mask are drawn from: none, or some; each kind has all examples of a test."""
+    """Windows from which those of a mask are drawn: none, or some; each kind has all examples of a test."""
     return request.param  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""What `make test-matrix` installs is what the project says that it runs with."""
+"""Installations of `make test-matrix`: those that the project says that it runs with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mutants there are, and which of them a seed draws. The mutations are cosmic-ray's."""
+"""List of the mutants, and choice of those that a seed draws. The mutations are cosmic-ray's."""
 
 from __future__ import annotations
 

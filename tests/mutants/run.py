@@ -91,13 +91,13 @@ LOOPS = ("plan", "layout")
 mutant would have them compiled anew."""
 
 UNSURE = re.compile(r"^FAILED .* - (IndexError|OverflowError)", re.MULTILINE)
-"""What an interpreted loop raises where the compiled one may read past an array or go on: not a kill by itself."""
+"""Errors of an interpreted loop where the compiled one may read past an array or go on: not a kill by itself."""
 
 CHOSEN = ("--testmon", "--testmon-forceselect")
 """Tests that run what has changed, as far as they do so in their own process."""
 
 ALONE = ("-m", "not process and not cluster and not slow")
-"""Of those where loops are interpreted: others plan or pack too much for that."""
+"""Markers of the tests that run where loops are interpreted: others plan or pack too much for that."""
 
 PASSED, FAILED, NO_TESTS = 0, (1, 2, 4), 5
 """Exit statuses of pytest; 2 and 4 where a file of tests could not be imported."""
@@ -309,7 +309,7 @@ def _equivalent() -> set[tuple[str, str, str]]:
 
 
 def _print_summary(outcomes: list[tuple[Mutant, str]]) -> None:
-    """What became of the mutants of each room, and the name of each that survived, in this run or by the log."""
+    """Prints what became of the mutants of each room, and the name of each that survived, in this run or by the log."""
     for room in ROOMS:
         counts = Counter(outcome for mutant, outcome in outcomes if mutant.room == room)
         if counts:

@@ -14,7 +14,7 @@ from preshard.schemas.config import PackConfig
 
 
 def largest_deviation(tokens: np.ndarray) -> float:
-    """How far a source's share of a whole stretch of packs is from its share of all, at most; packs in step order."""
+    """Largest distance of a source's share in a whole stretch of packs from its share in all; packs in step order."""
     whole = tokens[: len(tokens) // STRETCH * STRETCH].reshape(-1, STRETCH, tokens.shape[1]).sum(axis=1)
     return float(np.abs(whole / whole.sum(axis=1, keepdims=True) - tokens.sum(axis=0) / tokens.sum()).max())
 

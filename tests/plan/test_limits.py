@@ -1,4 +1,4 @@
-"""What keeps packs from being fuller: the limit is named that does, with a value that planning proves."""
+"""Limits that keep packs from being fuller: the limit is named that does, with a value that planning proves."""
 
 from __future__ import annotations
 

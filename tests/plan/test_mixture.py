@@ -1,4 +1,4 @@
-"""How often documents are taken, and that copies and epochs have other neighbours."""
+"""Frequency with which documents are taken, and other neighbours for copies and epochs."""
 
 from __future__ import annotations
 

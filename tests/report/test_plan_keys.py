@@ -44,7 +44,7 @@ OTHER = {
 
 
 def figures(config: dict[str, Any]) -> dict[str, Any]:
-    """What a plan of some documents says."""
+    """Figures in a plan of some documents."""
     tokens = [200 + 37 * i for i in range(39)] + [2500]
     table = pa.table(
         {

@@ -1,4 +1,4 @@
-"""What a pack job can be watched by: Ray exports it, under the names that the dashboard and the alerts ask for."""
+"""Metrics of a pack job: Ray exports them, under the names that the dashboard and the alerts ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noticed of services that end, with plain sockets and processes in Ray's place."""
+"""Detection of services that end, with plain sockets and processes in Ray's place."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def service(server: socket.socket, patience: float = 0.0) -> Service:
 
 
 def one_and_no_more() -> Iterator[int]:
-    """As a pipeline whose Ray is gone."""
+    """Waits as a pipeline whose Ray is gone."""
     yield 1
     threading.Event().wait(10 * LONG)
 

@@ -1,4 +1,4 @@
-"""What a worker proves before its first task."""
+"""Proof that a worker gives before its first task."""
 
 from __future__ import annotations
 

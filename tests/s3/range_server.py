@@ -27,7 +27,7 @@ RANGE = re.compile(r"bytes=(\d+)-(\d+)$")
 
 @dataclass(kw_only=True)
 class Asked:
-    """What clients have asked for so far, by the object's name below the folder.
+    """Requests of clients so far, by the object's name below the folder.
 
     Attributes:
         uri: where the folder is.

@@ -1,4 +1,4 @@
-"""What a source in a store consists of is read several requests at a time, and is what it is on a disk."""
+"""Reading of a source in a store: several requests at a time, with the result of reading it from a disk."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_it_is_let_go_with_its_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def at_first_flock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
-    """Does something between opening the file and locking it for the first time."""
+    """Runs a function between opening the file and locking it for the first time."""
 
     def install(do: Callable[[], Any]) -> None:
         flock, todo = fcntl.flock, [do]

@@ -25,7 +25,7 @@ from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a sample is made of."""
+    """Contents of a sample."""
 
     head: SampleHead
     sequence: PackedSequence

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """What a template needs, and what it takes."""
+    """Style of a template: what it needs, and what it takes."""
 
     name: str
     specials: tuple[str, ...]

@@ -17,7 +17,7 @@ FAMILIES = {
     **dict.fromkeys(("molmo2", "glm46v"), IMAGES_OR_ONE_VIDEO),
     **{"gemma3": IMAGES_ONLY, "gemma4": "", "mistral3": IMAGES_ONLY},
 }
-"""What a model of each family takes in one document; nothing stands for everything."""
+"""Media that a model of each family takes in one document; nothing stands for everything."""
 
 SETTINGS = [
     *("seq_len=8192", "block_size=128", "image_format=png", "video.fps=100", "max_images=null"),
@@ -66,7 +66,7 @@ def media_of(taken: Taken, row: Row, source: Path) -> Iterator[Medium]:
 
 
 def differences(taken: Taken, made: Made, oracle: Transformers) -> list[str]:
-    """What of a document differs from what ``transformers`` makes of it."""
+    """Differences of a document from what ``transformers`` makes of it."""
     arrays, found = taken.arrays, []
     if not np.array_equal(arrays["tokens"], made.ids):
         return [f"tokens: {len(taken)} and {len(made.ids)}"]

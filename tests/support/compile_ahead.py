@@ -44,7 +44,7 @@ def compile_loops() -> None:
 
 
 def compile_modules() -> None:
-    """In a new environment: the installer compiles nothing, and pytest writes the assertions of all tests anew."""
+    """Compiles a new environment: installers compile nothing, and pytest writes the assertions of all tests anew."""
     if not list((REPOSITORY / "tests" / "__pycache__").glob("*-pytest-*.pyc")):
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", str(REPOSITORY)])

@@ -23,8 +23,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass
 class File:
-    """What a file has: functions by name (methods as ``Class.name``), classes that hold a configuration, and
-    the module and name of what it imports.
+    """Contents of a file: functions by name (methods as ``Class.name``), classes that hold a configuration, and the
+    module and name of what it imports.
     """
 
     path: str
@@ -96,7 +96,7 @@ def way(file: str, function: str, root: Path = ROOT) -> list[str]:
 
 
 def returns(rooms: list[str]) -> int:
-    """How often a way comes back to a file that it had left."""
+    """Number of times that a way comes back to a file that it had left."""
     return len(rooms) - len(set(rooms))
 
 

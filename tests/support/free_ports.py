@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 LOWEST = 20_000
-"""Above the ports that Ray takes for its workers by default."""
+"""First port above those that Ray takes for its workers by default."""
 
 FEWEST = 1_000
 """Ports that there should be to draw from."""

@@ -93,7 +93,7 @@ class GlooPool:
     def _ask(
         self, world: World, function: Callable[..., Any], degrees: tuple[int, ...] | None, args: tuple[Any, ...]
     ) -> list[Any]:
-        """What each rank of a world answers. The degrees are those of the mesh that they join first, if any."""
+        """Asks each rank of a world for its answer. The degrees are those of the mesh that they join first, if any."""
         size, code = len(world.pipes), function.__code__
         for rank, pipe in enumerate(world.pipes):
             task = (code.co_filename, function.__name__, world.store, rank, degrees, args)
@@ -106,7 +106,7 @@ class GlooPool:
         return [answers[pipe][1] for pipe in world.pipes]
 
     def _collect(self, pipes: list[Connection]) -> dict[Connection, tuple[bool, Any]]:
-        """What each rank answered. After a failure the others, which may be waiting for it, get a few seconds more."""
+        """Collects each rank's answer. After a failure the others, which may wait for it, get a few seconds more."""
         answers: dict[Connection, tuple[bool, Any]] = {}
         patience = 600.0
         while len(answers) < len(pipes):

@@ -43,7 +43,7 @@ MODELS = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")
 """Models that worlds of every size train, imported before the ranks are forked."""
 
 TIMEOUT = timedelta(seconds=600)
-"""For a machine that is busy with other tests; a rank that fails says so at once."""
+"""Time-out for a machine that is busy with other tests; a rank that fails says so at once."""
 
 
 sys.path.append(str(Path(__file__).parent))  # what files of tests import

@@ -10,7 +10,7 @@ from pathlib import Path
 from preshard.packer_service.demo.source import EXPECTED, ROWS
 
 STEP = 2
-"""Of the good rows, every second one stays: media are asked about in several rows each."""
+"""Step between the good rows that stay: media are asked about in several rows each."""
 
 
 def write_half(demo: Path, folder: Path) -> Path:

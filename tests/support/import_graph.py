@@ -1,4 +1,4 @@
-"""Which packages parts of the project import, read from their code: whatever a command may import, now or later."""
+"""Packages that parts of the project import, read from their code: whatever a command may import, now or later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grimp
 from packaging.utils import canonicalize_name
 
 HUB = "preshard.schemas.files.hub"
-"""What hf:// asks for, and names the package of where it is missing."""
+"""Module that hf:// needs, which names the package where that is missing."""
 
 COMMANDS = {
     "": [HUB, "transformers"],  # whose models alone make to_varlen ask for it
@@ -30,7 +30,7 @@ COMMANDS = {
         *(f"preshard.trainer.integrations.{name}" for name in ("energon", "torchtitan", "torchtitan_model")),
     ],
 }
-"""What the command line imports for commands of other extras, and what only other trainers' users import."""
+"""Imports of the command line for commands of other extras, and what only other trainers' users import."""
 
 
 @cache

@@ -15,7 +15,7 @@ CODES = {
     "int64": (5, "q"),
     "uint16": (8, "H"),
 }
-"""By type, its code in an index, and its letter in ``struct``."""
+"""Code of each type in an index, and its letter in ``struct``."""
 
 Documents = Sequence[Sequence[Sequence[int]]]
 """Documents of sequences of tokens."""

@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _only_places(arguments: list[str]) -> list[str]:
-    """What uv itself is installed with: constraints and places, and not the project or a list of packages."""
+    """Arguments to install uv itself: constraints and places, and not the project or a list of packages."""
     named = {"-e", "-r"}
     return [one for before, one in zip(["", *arguments], arguments, strict=False) if named.isdisjoint((before, one))]
 

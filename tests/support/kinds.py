@@ -1,4 +1,4 @@
-"""Which tests start processes, which run in one worker, and in what order.
+"""Kinds of tests: which start processes, which run in one worker, and in what order.
 
 A test gets the mark ``process`` from the folder it lies in, from a fixture it uses, or, alone among others that start
 none, by hand. ``make check`` leaves those tests out. Any other test that starts a process fails, so the lists cannot
@@ -156,7 +156,7 @@ class Guard:
 
     @contextmanager
     def watch(self, item: pytest.Item) -> Iterator[None]:
-        """While a step of a test runs."""
+        """Watches for processes while a step of a test runs."""
         self._watching, self._started = item.get_closest_marker("process") is None, []
         try:
             yield

@@ -1,4 +1,4 @@
-"""What ``transformers`` alone makes of one document with a model folder: this file imports nothing of preshard."""
+"""Document made by ``transformers`` alone with a model folder: this file imports nothing of preshard."""
 
 from __future__ import annotations
 

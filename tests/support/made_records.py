@@ -27,7 +27,7 @@ TOKENIZER = TokenizerEntry(
     name="t", sha256="0" * 64, vocab_size=9, bos_id=None, eos_id=1, pad_id=2, image_id=3, chat_template_sha256=None
 )
 TARGET: Any = SimpleNamespace(tokenizer=TOKENIZER, model=None, axes=1)
-"""What a packing job was made for."""
+"""Target of a packing job."""
 
 
 class MadeRecords:

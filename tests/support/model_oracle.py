@@ -1,4 +1,4 @@
-"""What ``transformers`` makes of a document, and what we make of it: tokens, positions, mask and inputs."""
+"""Judgement of ``transformers`` on a document, beside ours: tokens, positions, mask and inputs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Oracle:
         return probe_video(medium, MediaReach.of(folder), fps=self.fps, max_frames=64)
 
     def run(self, document: Document) -> Any:
-        """What the model's core gives for a document, with random weights; its errors are its own."""
+        """Output of the model's core for a document, with random weights; its errors are its own."""
         made = {name: tensor for name, tensor in self._processed(document).items() if hasattr(tensor, "numpy")}
         return load_core(self.folder, "cpu")(**made)
 
@@ -149,7 +149,7 @@ class Oracle:
             return self.processor(text=[self.text(document)], **given, return_tensors="pt")
 
     def theirs(self, document: Document) -> Made | Refused:
-        """What the processor and the model make of it."""
+        """Result of the processor and the model for a document."""
         import torch
 
         for kind in {medium.kind for medium in document.media}:
@@ -166,14 +166,14 @@ class Oracle:
         return Made(ids=ids[0].numpy(), positions=positions, mask=mask_of(self.model, made), inputs=inputs)
 
     def _limits(self, document: Document, kind: str) -> dict[str, int]:
-        """What the document's media of a kind ask for, as the processor takes it; one call has one size for all."""
+        """Limits that a document's media of a kind ask for, as processors take it; one call has one size for all."""
         [asked] = {(medium.min_pixels, medium.max_pixels) for medium in document.media if medium.kind == kind}
         size = getattr(self.processor, f"{kind}_processor").size
         own = (size["shortest_edge"], size["longest_edge"]) if any(asked) else (0, 0)
         return {"shortest_edge": asked[0] or own[0], "longest_edge": asked[1] or own[1]} if any(asked) else {}
 
     def ours(self, document: Document) -> Made | Refused:
-        """What a pack holds of it, and what a rank rebuilds from stored PNGs."""
+        """Result of preshard for a document: what a pack holds of it, and what a rank rebuilds from stored PNGs."""
         try:
             placed = self.placed(document)
         except DocumentError as error:
@@ -251,7 +251,7 @@ def _opened(medium: Medium) -> Any:
 
 
 def differences(ours: Made | Refused, theirs: Made | Refused) -> list[str]:
-    """What differs, in words; nothing if both refuse the document.
+    """Differences, in words; nothing if both refuse the document.
 
     Args:
         ours: what we make.

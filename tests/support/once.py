@@ -1,4 +1,4 @@
-"""What several workers need and one of them makes."""
+"""Makes once, in one worker, what several need."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ _SMALL_GEMMA = {
     **{"num_hidden_layers": 5, "use_double_wide_mlp": True, "attention_k_eq_v": False},
     "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
 }
-"""What E2B and E4B have: embeddings of each layer, and last layers with the keys of those before."""
+"""Features of E2B and E4B: embeddings of each layer, and last layers with the keys of those before."""
 
 _AUDIO = {
     **{"model_type": "gemma4_audio", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -109,7 +109,7 @@ IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 TYPES = {"gemma3": "token_type_ids"}
-"""Under which name a model is told which tokens are images, where it has a name of its own."""
+"""Name under which a model is told which tokens are images, where it has a name of its own."""
 
 
 def write_source(folder: Path, documents: int, *, images: bool, annotated: bool = True) -> None:
@@ -210,8 +210,8 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
 
 
 def _paths(batch: RankBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each document, or each annotation of one after its prefix: the document's number, the positions of its
-    tokens, and which of these no earlier path of the document held.
+    """Yields for each document, or for each annotation of one after its prefix, the document's number, the positions of
+    its tokens, and which of these no earlier path of the document held.
     """
     for number in range(int(batch.doc_ids.max()) + 1):
         mine = batch.doc_ids == number
@@ -266,7 +266,7 @@ def whole_packs(dataset: str) -> Sequence[RankBatch]:
 
 @dataclass(frozen=True, kw_only=True)
 class Right:
-    """What each pack's documents give alone.
+    """Results of each pack's documents alone.
 
     Attributes:
         losses, gradients: by pack.

@@ -1,4 +1,4 @@
-"""What the ranks of a job do with packs and a Hugging Face model, by one call that many cases share."""
+"""Work of the ranks of a job on packs with a Hugging Face model, by one call that many cases share."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _mark_outside(batch: RankBatch, family: ModelFamily) -> Made | None:
 
 
 def _late_deep_features(batch: RankBatch, family: ModelFamily) -> Made | None:
-    """What belongs after the first layer is added after the second."""
+    """Adds after the second layer what belongs after the first."""
     if not (batch.pool_ids >= 0).any():
         return None
 
@@ -106,4 +106,4 @@ FAULTS: dict[str, Fault] = {
     "deep features one layer late": _late_deep_features,
 }
 ON_ALL_RANKS = ("a mark left out of its group",)
-"""What would be wrong in the dataset and not on a rank."""
+"""Faults that would be wrong in the dataset and not on a rank."""

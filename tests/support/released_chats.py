@@ -140,7 +140,7 @@ class Judge:
         self.tokenizer: Tokenizer = replace(our_tokenizer(folder), template=None)
 
     def compare(self, name: str, n: int) -> Counter[str]:
-        """What ``n`` conversations of each kind gave, by name and kind.
+        """Counts the results of ``n`` conversations of each kind, by name and kind.
 
         Raises:
             AssertionError: a text differs from ``apply_chat_template``, or what carries loss from what ``trl`` marks.
@@ -244,7 +244,7 @@ class Judge:
 
 
 def _relation(own: str, marked: str, prompt: str, whole: str, where: str) -> str:
-    """How what carries loss in a turn relates to what ``trl`` marks of it."""
+    """Relation of what carries loss in a turn to what ``trl`` marks of it."""
     if own == marked:
         return "equal"
     if own == NEXT_HEADER.sub("", marked):

@@ -23,7 +23,7 @@ SETTINGS = [
 ]
 SQUARES = ["vision.image_size=56", "vision.pool_size=2"]
 KINDS = {"square": "", **FAMILIES}
-"""What documents of each family, and of the generic way, may show."""
+"""Media that documents of each family, and of the generic way, may show."""
 
 Row = dict[str, Any]
 

@@ -61,7 +61,7 @@ def is_running(pid: int) -> bool:
 
 
 def memory_bytes(pids: list[int]) -> int:
-    """What processes take together; what several share counts once."""
+    """Memory that processes take together; what several share counts once."""
     total = 0
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -70,7 +70,7 @@ def memory_bytes(pids: list[int]) -> int:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used of processors until now; 0 for one that has ended."""
+    """Processor time that a process has used until now; 0 for one that has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return sum(psutil.Process(pid).cpu_times()[:2])
     return 0.0

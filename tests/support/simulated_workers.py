@@ -16,7 +16,7 @@ from preshard.trainer.data.loader import PackStream
 
 @contextmanager
 def as_worker(number: int, count: int) -> Iterator[None]:
-    """Within it, this process is one of a loader's workers."""
+    """Makes this process one of a loader's workers."""
     with pytest.MonkeyPatch.context() as patch:
         info = SimpleNamespace(id=number, num_workers=count)
         patch.setattr("preshard.trainer.data.worker.get_worker_info", lambda: info)

@@ -1,4 +1,4 @@
-"""What a dataset holds, read by ``tarfile``, ``json`` and NumPy alone: this file imports nothing of preshard."""
+"""Contents of a dataset, read by ``tarfile``, ``json`` and NumPy alone: this file imports nothing of preshard."""
 
 from __future__ import annotations
 

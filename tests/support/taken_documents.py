@@ -62,8 +62,8 @@ class Taken:
         return [found[number] for number in sorted(found)]
 
     def mask(self, *, in_groups: bool = True) -> np.ndarray:
-        """Which token (row) sees which (column), by the one sentence of the format that defines it; with or without the
-        groups, which some models have in layers with a window alone.
+        """Mask of tokens (rows) over tokens (columns), by the one sentence of the format that defines it; with or
+        without the groups, which some models have in layers with a window alone.
         """
         order = np.arange(len(self))
         branch, group = self.arrays["branch_ids"], self.arrays["group_ids"]

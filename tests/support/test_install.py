@@ -1,4 +1,4 @@
-"""How what pip is told about packages' places reaches uv."""
+"""Translation for uv of what pip is told about packages' places."""
 
 from __future__ import annotations
 

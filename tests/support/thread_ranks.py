@@ -39,7 +39,7 @@ class ThreadGroup:
         return rank
 
     def exchange(self, given: Any) -> list[Any]:
-        """What all ranks give, by rank."""
+        """Exchanges the values of all ranks, by rank."""
         self._given[self.rank] = given
         self._barrier.wait(PATIENCE)
         found = list(self._given)
@@ -48,7 +48,7 @@ class ThreadGroup:
 
 
 def run_ranks(ulysses: int, ring: int, function: Callable[[ContextParallel], Any]) -> list[Any]:
-    """What a function returns on each rank of a mesh, by ``cp_rank``; the first error of any rank is raised."""
+    """Results of a function on each rank of a mesh, by ``cp_rank``; the first error of any rank is raised."""
     whole = ThreadGroup(ulysses * ring)
     rings, rows = [ThreadGroup(ring) for _ in range(ulysses)], [ThreadGroup(ulysses) for _ in range(ring)]
     groups: Any = [whole, *rings, *rows]

@@ -55,7 +55,7 @@ def load_core(folder: Path, device: str = "meta") -> Any:
 
 @contextmanager
 def two_threads() -> Iterator[None]:
-    """As on any machine with several cores: with a single thread, torch interpolates in another way."""
+    """Sets two threads, as on a machine with several cores: with a single one, torch interpolates in another way."""
     import torch
 
     threads = torch.get_num_threads()

@@ -183,7 +183,7 @@ def _check_union(batches: Sequence[RankBatch], sample: WholeSample) -> None:
 
 
 class _IdsOnly:
-    """In place of a reader: gives each pack's id without reading it."""
+    """Stand-in for a reader: gives each pack's id without reading it."""
 
     def read(self, pack_id: int, **given: Any) -> SimpleNamespace:
         return SimpleNamespace(pack_id=pack_id, **given)
@@ -206,7 +206,7 @@ def check_union() -> Callable[[Sequence[RankBatch], WholeSample], None]:
 
 
 HUGGING_FACE_DOCUMENTS = 6
-"""As few as fill several packs, with some of text alone."""
+"""Number of documents: as few as fill several packs, with some of text alone."""
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What a training cluster must have installed to read a dataset."""
+"""Packages that a training cluster must have installed to read a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which documents are twice and which are lost, and tables read in parts against whole ones."""
+"""Documents that are twice and those that are lost, and tables read in parts against whole ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the name of a kind of attention to a function of q, k and v that serves all layers of one batch."""
+"""Binding of a kind of attention, by its name, to a function of q, k and v that serves all layers of one batch."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ Arrival = Callable[[], KeysAndValues]
 
 @dataclass(frozen=True, kw_only=True)
 class GatherPlan:
-    """What one batch needs besides the values: which keys arrive, and their tiles with this rank's queries.
+    """Plan of one batch: which keys arrive, and their tiles with this rank's queries.
 
     ``head_stride`` is the number of key heads that arrive at a time; 0 is all. With ``overlap`` as many travel while
     they are attended to, and 0 is half of them.
@@ -125,7 +125,7 @@ def _list_turns(num_heads: int, num_kv_heads: int, plan: GatherPlan) -> list[_Tu
 
 @dataclass(frozen=True, kw_only=True)
 class _GatherCall:
-    """How a turn goes backward. It holds no tensor.
+    """Backward pass of a turn. It holds no tensor.
 
     ``saved`` has, for each tensor that the kernel saved, None, or the size and stride of the turn's output: that one is
     copied from the whole output again, which would otherwise be there twice.
@@ -244,7 +244,7 @@ class KeyExchange(Protocol):
 def plan_exchange(
     exchange: Exchange, layout: TokenLayout, mask: MaskTensors, cp: ContextParallel
 ) -> KeyExchange | NoExchange:
-    """Which tokens go where. It follows from the layout alone, so the ranks agree without a message.
+    """Plans which tokens go where. It follows from the layout alone, so the ranks agree without a message.
 
     Raises:
         LayoutError: ``layout.needs`` does not cover the mask's tokens in blocks of ``layout.block_size``.
@@ -274,7 +274,7 @@ def plan_exchange(
 
 
 def list_needs(layout: TokenLayout, mask: MaskTensors) -> Bool[np.ndarray, "ring blocks"]:
-    """What ``layout.needs`` says, under the mask as it is: with its window, if it has one."""
+    """Blocks as in ``layout.needs``, but under the mask as it is: with its window, if it has one."""
     if mask.window is None:
         return layout.needs
     return needed_blocks(mask.host, layout.runs, layout.ring_degree, layout.block_size, window=mask.window)
@@ -367,7 +367,7 @@ def _arrival(work: dist.Work | None, sent: Tensor, result: Arrival) -> Arrival:
 
 
 def _message(k_KLD: Tensor, v_KLD: Tensor, dtype: torch.dtype | None = None) -> Float[Tensor, "L 2 K D"]:
-    """Both, in their dtype or another."""
+    """Keys and values in one message, in their dtype or another."""
     n_heads, n_tokens, head_dim = k_KLD.shape
     message = k_KLD.new_empty(n_tokens, 2, n_heads, head_dim, dtype=dtype or k_KLD.dtype)
     message[:, 0], message[:, 1] = k_KLD.transpose(0, 1), v_KLD.transpose(0, 1)
@@ -379,7 +379,7 @@ def _opened(x_L2KD: Tensor) -> KeysAndValues:
 
 
 def _packed(x_T2KD: Tensor) -> KeysAndValues:
-    """Both in memory of their own, as kernels load them (see ``preshard.trainer.attention.kernels.flex.loadable``)."""
+    """Keys and values copied, as kernels load them (see ``preshard.trainer.attention.kernels.flex.loadable``)."""
     keys, values = _opened(x_T2KD)
     return keys.contiguous(), values.contiguous()
 

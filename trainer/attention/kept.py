@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class KeptResults:
-    """What :func:`once` gave in one forward of one block. ``forward`` and ``again`` are the contexts of its passes."""
+    """Results of :func:`once` in one forward of one block. ``forward`` and ``again`` are the contexts of its passes."""
 
     def __init__(self) -> None:
         results = (

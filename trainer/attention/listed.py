@@ -76,7 +76,7 @@ class TileLister:
 
 @dataclass(frozen=True, kw_only=True)
 class ListedTiles:
-    """What a :class:`TileLister` found.
+    """Tiles that a :class:`TileLister` found.
 
     Attributes:
         lister: who found it.

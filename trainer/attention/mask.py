@@ -52,7 +52,7 @@ class PackPart(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskTensors:
-    """What defines the mask of some tokens (see ``preshard.schemas.sequence.MaskArrays``), on a device and on the host.
+    """Definition of the mask of some tokens (see ``preshard.schemas.sequence.MaskArrays``), on a device and the host.
 
     A whole pack is its tokens 0 to S - 1 in natural order; ``at`` picks the queries of a slice, or the keys they meet.
     ``within`` restricts the mask of a whole pack to a window.

@@ -35,7 +35,7 @@ _KV_TAG, _GRADIENT_TAG = 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class RingPlan:
-    """What one batch needs besides the values: ``steps[t]`` is prepared for the keys of ring rank ``rank - t``.
+    """Plan of one batch: ``steps[t]`` is prepared for the keys of ring rank ``rank - t``.
 
     There are as many steps as any rank needs, the same on all.
     """
@@ -194,7 +194,7 @@ class _Hop:
         )
 
     def wait(self) -> Tensor:
-        """What arrived."""
+        """Waits for what arrives, and returns it."""
         for work in self._works:
             work.wait()
         return self._received

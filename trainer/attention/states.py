@@ -48,7 +48,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, kw_only=True)
 class StatePlan:
-    """How one pack passes through these layers, seen from one rank; the same for all of them.
+    """Plan of one pack's way through these layers, seen from one rank; the same for all of them.
 
     Attributes:
         degree, rank, group: the ranks of the pack and this one's place; the group is None for a single rank.

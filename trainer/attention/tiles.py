@@ -1,4 +1,4 @@
-"""Which tiles of an attention matrix hold an allowed pair, and which hold only allowed pairs; without the matrix.
+"""Tiles of an attention matrix that hold an allowed pair, and those that hold only allowed pairs; without the matrix.
 
 A tile of queries and a tile of keys hold a causal pair when, in some class (document, branch), the last query of the
 one comes at or after the first key of the other. A tile has few classes, so these tiles are found by joining two short
@@ -18,7 +18,7 @@ from preshard.schemas.layout import MOST_TABLES, TABLE_BYTES, TILE, table_tile
 from preshard.trainer.attention.mask import MaskTensors
 
 _NO_ID = -2
-"""Below every id, so that the first token begins a run."""
+"""Number below every id, so that the first token begins a run."""
 
 
 CPU_TILE = (128, 64)
@@ -27,7 +27,7 @@ CPU_TILE = (128, 64)
 
 @dataclass(frozen=True, kw_only=True)
 class TileList:
-    """Which tiles between some queries and some keys are occupied. It holds no token, and can go to another process.
+    """List of the occupied tiles between some queries and some keys. It holds no token, and can go to another process.
 
     Rows are tiles of ``q_tile`` queries, columns are tiles of ``k_tile`` keys, each in the order of its set; the last
     tile may be shorter. Row i's columns are ``columns[edges[i]:edges[i + 1]]``: first the ``n_full[i]`` tiles in which
@@ -212,7 +212,7 @@ def _nearest(queries: MaskTensors, runs: _Runs, asks: np.ndarray) -> np.ndarray:
 
 
 def _seen_branches(branch: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What query runs may see: their own branch and, from an annotation, the prefix. (branch of each, who looks)."""
+    """Branches that query runs see: their own and, from an annotation, the prefix. (branch of each, who looks)."""
     everyone, annotated = np.ones(len(branch), bool), branch != 0
     return [(branch, everyone), (np.zeros_like(branch), annotated)]
 
@@ -228,7 +228,7 @@ def _place(known: np.ndarray, asked: np.ndarray) -> np.ndarray:
 def _join(
     rows: np.ndarray, columns: np.ndarray, begin: np.ndarray, end: np.ndarray, n_columns: int
 ) -> Int64[np.ndarray, "pairs"]:
-    """For each query run, the columns from ``begin`` up to ``end``, if there are any."""
+    """Pairs of each query run with the columns from ``begin`` up to ``end``, if there are any."""
     count = np.maximum(end - begin, 0)
     at = np.arange(count.sum()) + np.repeat(begin - (np.cumsum(count) - count), count)
     return np.repeat(rows, count) * n_columns + columns[at]

@@ -45,7 +45,7 @@ class SaveError(PreshardError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What a run needs in order to continue, besides parameters and the optimiser's moments.
+    """State that a run needs in order to continue, besides parameters and the optimiser's moments.
 
     Attributes:
         step: optimiser steps done.
@@ -118,7 +118,7 @@ def find_damaged(folder: Path) -> dict[str, str]:
 
 
 def find_unshared(folder: Path) -> str | None:
-    """Why ranks cannot write checkpoints into a folder together, in one line; None if they can. All ranks call this."""
+    """Reason why ranks cannot write checkpoints into a folder together, in a line, or None. All ranks call this."""
     names = [f"unfinished-{uuid4().hex}"]
     dist.broadcast_object_list(names)
     probe, problem = folder / names[0], None
@@ -140,7 +140,7 @@ def find_unshared(folder: Path) -> str | None:
 
 
 def _of_ranks(mine: T) -> list[T]:
-    """What each rank has; alone, what this process has."""
+    """Values of all ranks; alone, that of this process."""
     if not dist.is_initialized():
         return [mine]
     every: list[Any] = [None] * dist.get_world_size()
@@ -238,7 +238,7 @@ class Checkpoints:
             raise self._failed(state, _reason(error)) from None
 
     def _on_rank_0(self, state: RunState, what: Callable[..., None], *arguments: Any) -> None:
-        """Does something on rank 0 while the others wait, and fails on all ranks if it fails there."""
+        """Runs a function on rank 0 while the others wait, and fails on all ranks if it fails there."""
         problem = None
         if dist.get_rank() == 0:
             try:
@@ -269,7 +269,7 @@ class Checkpoints:
         unfinished.mkdir(parents=True)
 
     def _publish(self, state: RunState, writer: SummedWriter) -> None:
-        """Of rank 0, whose part of a save ends after all others'."""
+        """Publishes the checkpoint on rank 0, whose part of a save ends after all others'."""
         unfinished = self._path(state, unfinished=True)
         join_sums(unfinished, writer, {RUN: json.dumps(asdict(state)).encode()})
         _sync(unfinished)
@@ -311,7 +311,7 @@ def load_parameters(checkpoint: Path, model: nn.Module) -> None:
 
 
 def _options(model: nn.Module) -> StateDictOptions:
-    """What of a model is stored: all of it, or what trains if it has adapters, as the rest is in the model's folder."""
+    """Options for what is stored of a model: all, or what trains if it has adapters, as the rest is in its folder."""
     has_adapters = any(hasattr(module, "base_layer") for module in model.modules())
     return StateDictOptions(ignore_frozen_params=has_adapters, strict=not has_adapters)
 
@@ -346,7 +346,7 @@ def _states(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dic
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, in one line: on the first rank that failed, if torch has asked all."""
+    """The error in one line: that of the first rank that failed, if torch has asked all."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return f"{type(error).__name__} {' '.join(str(error).split())[:200]}".strip()

@@ -76,7 +76,7 @@ class SummedWriter(FileSystemWriter):
 
 
 def sums_of_rank(folder: Path, rank: int) -> Path:
-    """Where a rank leaves the sums of its files until the checkpoint is whole."""
+    """File in which a rank leaves the sums of its files until the checkpoint is whole."""
     return folder / f"checksums-{rank}.json"
 
 
@@ -105,7 +105,7 @@ def join_sums(folder: Path, writer: SummedWriter, more: dict[str, bytes]) -> Non
 
 
 def first_fault(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None:
-    """What is wrong with a checkpoint's files, if anything: one is missing, or not as it was written.
+    """First fault of a checkpoint's files, if any: one is missing, or not as it was written.
 
     Args:
         checkpoint: its folder.

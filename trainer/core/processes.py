@@ -15,14 +15,14 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
 
 STORE_STAYS_SECONDS = 1.0
-"""How long a store is kept for others that fail together with its process: ranks that meet the same damage do so in the
-same step. Those that fail because this one is gone come later, and are not waited for."""
+"""Seconds for which a store is kept for others that fail together with its process: ranks that meet the same damage do
+so in the same step. Those that fail because this one is gone come later, and are not waited for."""
 
 ASK_AGAIN_SECONDS = 0.05
-"""How long a process that waits for others on the store waits until it asks again."""
+"""Seconds until a process that waits for others on the store asks again."""
 
 STORE_OF_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
-"""What torchrun sets to ``True`` where it keeps the store itself; else the first process does."""
+"""Variable that torchrun sets to ``True`` where it keeps the store itself; else the first process does."""
 
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -57,7 +57,7 @@ class Processes:
             return True
 
     def leave_store(self) -> None:
-        """Where this process keeps the store: stays until all others have failed too, or for a moment.
+        """Stays, where this process keeps the store, until all others have failed too, or for a moment.
 
         Where it fails together with another one, that one would find the store gone, and say what has been said.
         """
@@ -146,7 +146,7 @@ def joined() -> Processes:
 
 
 def agree_on_device(store: dist.Store, rank: int, world_size: int, device: str) -> torch.device:
-    """Where this process computes, once every other one has said the same kind of device. All processes call this.
+    """The device of this process, once every other one has said the same kind of device. All processes call this.
 
     Raises:
         ConfigError: a process has no device of the kind asked for, or they would compute on different kinds. All raise
@@ -217,7 +217,7 @@ def first_problem(problem: str | None) -> str | None:
 
 
 def first_difference(seen: dict[str, str]) -> str | None:
-    """What the processes see differently, in one line, returned on every rank. All ranks call this at the same place.
+    """First difference in what the processes see, in one line, on every rank. All ranks call this at the same place.
 
     Processes that start from different checkpoints, or read different datasets of one name, would run different
     collectives.

@@ -1,4 +1,4 @@
-"""What one context-parallel rank receives for one step."""
+"""Batch of one context-parallel rank in one step."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class PackedDataset(IterableDataset[RankBatch]):
 
     @property
     def config(self) -> PackConfig:
-        """What the dataset was packed with; the first one of a mixture."""
+        """The configuration the dataset was packed with; that of the first one of a mixture."""
         return self.readers[0].config
 
     @property
@@ -185,7 +185,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         return self._position.iterate(self._read, endless=False)
 
     def stream(self) -> Iterator[RankBatch]:
-        """As iteration, without an end: one epoch after another. Workers share the whole stream, not each epoch."""
+        """Iterates without end: one epoch after another. Workers share the whole stream, not each epoch."""
         return self._position.iterate(self._read, endless=True)
 
     @property

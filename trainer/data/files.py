@@ -66,7 +66,7 @@ class DatasetFiles:
             ) from None
 
     def packs(self) -> PackIndex:
-        """Where every pack lies.
+        """The place of every pack.
 
         A table of up to ``WHOLE_TABLE`` bytes is read and checked whole. Of a larger one only the size is checked, and
         its rows are read as they are wanted: what they say is held against each sample's own head.

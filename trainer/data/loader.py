@@ -16,9 +16,9 @@ from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.worker import worker_share
 
 START_METHOD = "spawn"
-"""How workers start. Not ``fork``: a forked child has the locks of the parent's threads without the threads, and the
-parent's sockets, so object-store clients, a process group's transport and CUDA hang or break in it. Not ``forkserver``:
-it is no faster unless it imports pyarrow before forking, which brings the same trouble."""
+"""Start method of workers. Not ``fork``: a forked child has the locks of the parent's threads without the threads, and
+the parent's sockets, so object-store clients, a process group's transport and CUDA hang or break in it. Not
+``forkserver``: it is no faster unless it imports pyarrow before forking, which brings the same trouble."""
 
 PREFETCH = 2
 """Batches that each worker reads ahead. A batch of video can be a few hundred MB of pixels."""
@@ -100,7 +100,7 @@ def prepare(batch: RankBatch, list_tiles: Callable[[RankBatch], Any]) -> RankBat
 
 
 def loading(workers: int, device: torch.device | str) -> dict[str, Any]:
-    """How a ``DataLoader`` of batches runs: its keyword arguments. See :func:`make_loader`."""
+    """Keyword arguments of a ``DataLoader`` of batches. See :func:`make_loader`."""
     background = {
         "multiprocessing_context": START_METHOD,
         "prefetch_factor": PREFETCH,

@@ -17,10 +17,11 @@ from preshard.schemas.manifest import ManifestHead
 from preshard.trainer.data.order import EpochOrder
 
 SAME_TOKENS = ("sha256", "vocab_size", "bos_id", "eos_id", "pad_id", "image_id")
-"""Of a tokenizer; its name and its chat template may differ."""
+"""Fields of a tokenizer that must be the same; its name and its chat template may differ."""
 
 SAME_INPUTS = ("axes", "merge", "row_ids", "group_ids", "bidirectional", "settings")
-"""Of the model that a dataset was packed for; the hashes of its files may differ, as of another chat template."""
+"""Fields of the model that a dataset was packed for that must be the same; the hashes of its files may differ, as of
+another chat template."""
 
 
 def check_alike(datasets: Sequence[tuple[str, ManifestHead, PackConfig]]) -> None:
@@ -47,7 +48,7 @@ def check_alike(datasets: Sequence[tuple[str, ManifestHead, PackConfig]]) -> Non
 
 
 def _properties(manifest: ManifestHead, config: PackConfig) -> dict[str, Any]:
-    """What must be equal, by the name under which errors show it."""
+    """Properties that must be equal, by the name under which errors show it."""
     model = manifest.model
     return {
         "the model's type": None if model is None else model.model_type,
@@ -112,7 +113,7 @@ def _rounded(shares: Sequence[int]) -> list[int]:
 
 
 def turns(shares: Sequence[int]) -> Int64[np.ndarray, "period"]:
-    """Whose turn it is, over one period of ``sum(shares)`` turns, after which it repeats.
+    """Number of the dataset whose turn it is, over one period of ``sum(shares)`` turns, after which it repeats.
 
     After any number n of turns, each of k datasets has had its share of n to within 1 - 1/(2k - 2), which is the least
     bound that holds for all shares (Tijdeman, "The chairman assignment problem", 1980). Of the datasets that are far
@@ -217,7 +218,7 @@ class EndlessEpochs:
         return (position - (epoch - earlier) * self.n_packs) % dp_size
 
     def next_pass(self, epoch: int, position: int) -> tuple[int, int]:
-        """Where a pass begins after one that ended at a position: with the very next pack."""
+        """Place where a pass begins after one that ended at a position: with the very next pack."""
         return self.normal(epoch, position)
 
     def __getstate__(self) -> dict[str, object]:

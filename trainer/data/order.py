@@ -118,7 +118,7 @@ class SeparateEpochs:
         return 0
 
     def next_pass(self, epoch: int, position: int) -> tuple[int, int]:  # noqa: ARG002
-        """Where a pass begins after one that ended at a position: packs that fill no step are left out."""
+        """Place where a pass begins after one that ended at a position: packs that fill no step are left out."""
         return epoch + 1, 0
 
 

@@ -1,4 +1,4 @@
-"""Where every pack of a dataset lies."""
+"""Place of every pack of a dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from preshard.schemas.manifest import SHARDS, TableEntry
 PACKS_TABLE = "packs.parquet"
 
 RECORD = np.dtype([("offset", "<i8"), ("size", "<i8"), ("header_size", "<u4"), ("head_crc32c", "<u4")])
-"""What cannot be told from a pack's number: its key and its shard's name can."""
+"""Fields that cannot be told from a pack's number, as its key and its shard's name can."""
 
 Records = Shaped[np.ndarray, "packs"]
 """An array of :data:`RECORD`, by ``pack_id``."""
@@ -52,7 +52,7 @@ class PackPlace:
 
     @property
     def where(self) -> str:
-        """How errors name the sample."""
+        """The sample's name in errors."""
         return f"{SHARDS}/{self.shard}, sample {self.key}"
 
 
@@ -112,7 +112,7 @@ class PackIndex:
 
 
 REVISION = 1
-"""Of the file's own form, which its name has: a version that writes another form must not read this one."""
+"""Revision of the file's own form, which its name has: a version that writes another form must not read this one."""
 
 FILLED = b"\1"
 

@@ -1,4 +1,4 @@
-"""Where a copy of a dataset is, in whichever process it is read, and the states that say so."""
+"""Position of a copy of a dataset, in whichever process it is read, and the states that say so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LENT = (
 
 
 class Board:
-    """What a dataset and its copies in workers tell each other, in memory that they share.
+    """Messages between a dataset and its copies in workers, in memory that they share.
 
     A loader calls nothing when the dataset is set to a position after workers have started, nor when they read.
     """
@@ -49,7 +49,7 @@ class Board:
 
     @property
     def times(self) -> int:
-        """How often the dataset was set."""
+        """The number of times the dataset was set."""
         return self._numbers[0]
 
     @property
@@ -107,7 +107,7 @@ class Position:
         self._seen = self._board.times
 
     def _own(self) -> None:
-        """In a process that is no loader's worker, such as a rank's, a copy answers to nobody."""
+        """Gives a copy a board of its own in a process that is no loader's worker, such as a rank's."""
         if self._owner != os.getpid() and worker_share() is None:
             self._board, self._seen, self._owner = Board(), 0, os.getpid()
 
@@ -127,12 +127,12 @@ class Position:
         return {**self.state_at(*begin), **self._share(worker), "steps": given}
 
     def state_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """What :meth:`state_dict` says at a position."""
+        """The :meth:`state_dict` at a position."""
         epoch, position = self._order.normal(epoch, position)
         return {**self._name, "epoch": epoch, "position": position}
 
     def _share(self, worker: Share | None) -> dict[str, int]:
-        """How a state names a worker that is not the only one."""
+        """Entries by which a state names a worker that is not the only one."""
         if worker is None or worker.workers == 1:
             return {}
         return {**worker._asdict(), "dp_size": self._dp_size}
@@ -272,7 +272,9 @@ class Position:
         return loan
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only processes that this one starts hear of where it is set; other copies are positions of their own."""
+        """Leaves the board out, except for processes that this one starts: only they hear of where it is set; other
+        copies are positions of their own.
+        """
         self._own()
         spawning = get_spawning_popen() is not None
         return {name: value for name, value in self.__dict__.items() if spawning or name != "_board"}

@@ -107,7 +107,7 @@ LOCAL = ("tokens", "labels", "position_ids", "pool_ids")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPart:
-    """Which part of a pack a rank reads: ``cp_rank`` of ``ulysses_degree * ring_degree``, under a scheme."""
+    """The part of a pack that a rank reads: ``cp_rank`` of ``ulysses_degree * ring_degree``, under a scheme."""
 
     scheme: str
     ulysses_degree: int

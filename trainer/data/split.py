@@ -1,4 +1,4 @@
-"""How a rank's part of a sample comes about: stored by the packer, or derived while reading."""
+"""Origin of a rank's part of a sample: stored by the packer, or derived while reading."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def held_units(head: SampleHead, edges: CropEdges, rank: int) -> tuple[tuple[Uni
 
 
 def _part(unit: Unit, held: int, of: int) -> Unit:
-    """So many of a unit's crops."""
+    """Part of a unit with so many of its crops."""
     shares = {name: getattr(unit, name) * held // of for name in ("rows", "patches", "load")}
     crops = held if unit.grid[0] == of else unit.grid[0]  # in the generic way
     return unit.model_copy(update={**shares, "grid": [crops, *unit.grid[1:]]})

@@ -1,4 +1,4 @@
-"""What a loader's worker is: which one of how many, and how its process ends."""
+"""A loader's worker: which one of how many, and how its process ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AFTER_QUEUES_CLOSE = 5
 
 
 class Share(NamedTuple):
-    """Which worker this is, from 0, and of how many: of n, it reads every n-th step."""
+    """Number of this worker, from 0, and number of workers: of n, it reads every n-th step."""
 
     worker: int
     workers: int
@@ -33,7 +33,7 @@ def worker_share() -> Share | None:
 
 
 def finish_sending_at_exit() -> None:
-    """Has this worker wait, as it ends, for what it is sending."""
+    """Makes this worker wait, as it ends, for what it is sending."""
     Finalize(None, let_feeders_end, exitpriority=AFTER_QUEUES_CLOSE)
 
 

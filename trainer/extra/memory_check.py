@@ -51,7 +51,7 @@ def device_memory() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Packs:
-    """What packs ask of ranks, as far as memory depends on it.
+    """Demands of packs on ranks, as far as memory depends on them.
 
     Attributes:
         seq_len: tokens of a pack.
@@ -130,7 +130,7 @@ def _busiest(reader: Any, n_packs: int, sizes: Iterable[int]) -> dict[int, Int64
 
 @dataclass(frozen=True, kw_only=True)
 class FitEstimate:
-    """What a rank is estimated to hold, in bytes, of the memory of its device."""
+    """Estimate of the bytes that a rank holds, of the memory of its device."""
 
     parts: MemoryParts
     device: int
@@ -153,7 +153,7 @@ class Fitting:
     trains: Trains | None = None
 
     def estimate(self, config: TrainConfig) -> FitEstimate:
-        """Of settings without ``auto``."""
+        """Estimates the memory for settings without ``auto``."""
         dtype = DTYPES[config.dtype]
         sums = max(dtype.itemsize, 4)
         degrees = {"dp_shard": config.dp_shard, "ring": config.ring, "ulysses": config.ulysses}
@@ -174,7 +174,7 @@ class Fitting:
         return FitEstimate(parts=memory.of_rank(self.packs.share(config, self.sizes.kv_heads)), device=self.device)
 
     def least_recompute(self, config: TrainConfig) -> tuple[TrainConfig, FitEstimate]:
-        """What is computed again: as little as fits, or all blocks where nothing does."""
+        """Chooses what is computed again: as little as fits, or all blocks where nothing does."""
         ways = [way for way in RECOMPUTE if config.recompute in ("auto", way)]
         if config.recompute == "auto" and inputs_wait(config.offload) != "none":
             ways.remove("none")  # there would be nothing to offload
@@ -229,7 +229,7 @@ class Fitting:
         return halved(int(self.packs.share(config, self.sizes.kv_heads).key_heads))
 
     def _more_ranks(self, config: TrainConfig) -> list[int]:
-        """How many times as many ranks can share a pack."""
+        """Factors by which more ranks can share a pack."""
         found = []
         for times in (2**power for power in range(1, MORE_PROCESSES.bit_length())):
             ranks, ring = config.cp_size * times, config.ring * times
@@ -241,7 +241,7 @@ class Fitting:
 
 
 def _changes(config: TrainConfig, saving: Saving) -> dict[str, Any]:
-    """What a saving changes of some settings, beside what is computed again."""
+    """Settings that a saving changes, beside what is computed again."""
     tiled = {"mlp_tiles": max(config.mlp_tiles, TILES), "logits_mib": min(config.logits_mib, TILED_LOGITS_MIB)}
     strided = {"head_stride": saving.head_stride} if saving.head_stride else {}
     away = {"offload": saving.offload} if saving.offload != "none" else {}

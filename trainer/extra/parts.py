@@ -109,7 +109,7 @@ class Parts:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Parts:
-        """Those that the options name.
+        """Parts that the options name.
 
         Raises:
             ConfigError: a ``--lr-part`` is not PART=LR.

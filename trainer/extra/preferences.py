@@ -33,7 +33,7 @@ REWARDS = ("chosen", "rejected", "accuracies", "margins")
 """
 
 Reference = Mapping[tuple[int, int], Float64[Tensor, "documents 2"]]
-"""What :func:`answer_log_probs` is under the model that a run starts from, by dataset and pack."""
+"""Values of :func:`answer_log_probs` under the model that a run starts from, by dataset and pack."""
 
 
 def answer_log_probs(

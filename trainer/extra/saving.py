@@ -35,7 +35,7 @@ WAITING: tuple[Waiting, ...] = get_args(Waiting)
 
 
 def inputs_wait(offload: Offload) -> Waiting:
-    """Where the inputs of blocks that are computed again wait."""
+    """Place where the inputs of blocks that are computed again wait."""
     return "none" if offload == "state" else "host" if offload == "all" else offload
 
 
@@ -55,8 +55,7 @@ KEPT: frozenset[Any] = frozenset(
         torch.ops.torch_attn._varlen_attn.default,
     }
 )
-"""What ``selective`` does not compute again besides the attention of packs: that of vision encoders, and of any model.
-"""
+"""Operators that ``selective`` keeps besides the attention of packs: those of vision encoders, and of any model."""
 
 
 def save_memory(

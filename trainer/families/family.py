@@ -1,4 +1,4 @@
-"""What differs between families of vision-language models: how their pictures are cut and features made, and how these
+"""Differences between families of vision-language models: how their pictures are cut and features made, and how these
 reach their tokens. A family has a file, by the name in ``schemas.model.families``, with its ``MODELS`` by model type.
 
 A row has one vector, or several side by side: that of the last layer, then those of Qwen3-VL's deep layers. So a rank's

@@ -53,7 +53,7 @@ def _patches(
 
 
 def _normalise(settings: Settings, levels: Levels) -> dict[str, Tensor]:
-    """What fills a picture up is 0."""
+    """Normalises pixels; what fills a picture up is 0."""
     names = {
         "pixel_values": ("image_position_ids", image_table, "image_normalised", settings["image_backend"]),
         "pixel_values_videos": ("video_position_ids", video_table, "video_normalised", "torchvision"),

@@ -23,7 +23,7 @@ def _encode(core: Any, inputs: Inputs) -> Features:
 
 
 def _places(core: Any, pairs: Tensor) -> dict[str, Any]:
-    """What the encoder would read of the grids on the device."""
+    """Values that the encoder would read of the grids on the device."""
     from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
     edges, places = get_vision_cu_seqlens(pairs), get_vision_position_ids(pairs, core.visual.spatial_merge_size)

@@ -65,7 +65,7 @@ def _image_pooling(
 
 
 def _crop_patches(settings: Settings, unit: InputUnit) -> Int[np.ndarray, "height width"]:
-    """Which patch shows each place of the canvas: where crops overlap, each leaves its margins to its neighbours."""
+    """The patch that shows each place of the canvas: where crops overlap, each leaves its margins to its neighbours."""
     side = settings["side"] // settings["patch_size"]
     before, after = settings["overlap_margins"]
     window = side - before - after

@@ -32,7 +32,7 @@ Arrays = dict[str, np.ndarray]
 """The same where a batch is read."""
 
 MOVING = "is_moving"
-"""Among the levels of tiles: which are frames of a video. No input of a model."""
+"""Key among the levels of tiles that says which are frames of a video. No input of a model."""
 
 NO_PATCH = -1
 """Stands where a window or a picture has fewer patches."""
@@ -94,7 +94,7 @@ Table = Float32[np.ndarray, "256 3"]
 
 
 def image_table(settings: Settings) -> Table:
-    """What the image processor of a manifest's settings makes of each level of each colour of a still."""
+    """Values that the image processor of a manifest's settings makes of each level of each colour of a still."""
     of_backend = {"torchvision": _torch_table, "pil": _numpy_table}[settings["image_backend"]]
     return of_backend(tuple(settings["image_mean"]), tuple(settings["image_std"]))
 
@@ -105,7 +105,7 @@ def video_table(settings: Settings) -> Table:
 
 
 def rescaled_table(backend: str) -> Table:
-    """What a processor that does not normalise makes of each level. One on NumPy multiplies in float64."""
+    """Values that a processor which does not normalise makes of each level. One on NumPy multiplies in float64."""
     if backend == "pil":
         rescaled = (_LEVELS.astype(np.float64) * _RESCALE).astype(np.float32)
     else:
@@ -115,21 +115,21 @@ def rescaled_table(backend: str) -> Table:
 
 @lru_cache(maxsize=8)
 def _numpy_table(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Table:
-    """What a processor on NumPy makes of each level of each colour."""
+    """Values that a processor on NumPy makes of each level of each colour."""
     rescaled = rescaled_table("pil")
     return (rescaled - np.array(mean, np.float32)) / np.array(deviation, np.float32)
 
 
 @lru_cache(maxsize=8)
 def _torch_table(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Table:
-    """What a processor on torch makes of each level of each colour."""
+    """Values that a processor on torch makes of each level of each colour."""
     factor = np.float32(1 / _RESCALE)
     levels = _LEVELS.astype(np.float32)[:, None]
     return (levels - np.array(mean, np.float32) * factor) / (np.array(deviation, np.float32) * factor)
 
 
 def look_up(levels: UInt8[Tensor, "*shape"], table: Table, neighbours: int = 1) -> Float32[Tensor, "*shape"]:
-    """What each level becomes. So many levels of one colour lie side by side, then those of the next."""
+    """Replaces each level by its value. So many levels of one colour lie side by side, then those of the next."""
     colours = torch.arange(0, table.size, len(table), dtype=torch.int32, device=levels.device)
     index = levels.reshape(-1, 3, neighbours).int() + colours[:, None]
     found = to_device(torch.from_numpy(table.T.flatten()), levels.device).index_select(0, index.flatten())

@@ -88,7 +88,7 @@ def _qwen_encode(core: Any, inputs: Inputs, *, places: Callable[[Any, Tensor], d
 
 
 def _qwen3_places(core: Any, grids: Tensor) -> dict[str, Tensor]:
-    """What the encoder works out of grids, and takes if it is there already: places of patches among learnt ones."""
+    """Inputs that the encoder works out of grids unless they are there already: places of patches among learnt ones."""
     from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
     tower = core.visual

@@ -48,7 +48,7 @@ BESIDE = ("inputs_embeds", "past_key_values", "attention_mask", "labels")
 
 @dataclass(frozen=True, kw_only=True)
 class TakesPacks:
-    """How a model takes packs.
+    """Setup of a model that takes packs.
 
     Attributes:
         cp: this rank's place among the ranks of a pack.
@@ -221,7 +221,7 @@ class OnPacks:
         )
 
     def _loading(self, device: torch.device) -> dict[str, Any]:
-        """How the loader runs: as ours does, but for what the arguments say."""
+        """Keyword arguments of the loader: as ours, but for what the arguments say."""
         args = self.args
         found = loading(args.dataloader_num_workers, device)
         found["pin_memory"] &= args.dataloader_pin_memory
@@ -298,7 +298,7 @@ class OnPacks:
         super()._save(output_dir, state_dict=state_dict)  # type: ignore[misc]
 
     def predict(self, *_: Any, **__: Any) -> Any:
-        """Is refused: packs have no logits.
+        """Refuses to predict: packs have no logits.
 
         Raises:
             ConfigError: always.
@@ -367,5 +367,5 @@ class _StepSampler(Sampler[list[tuple[int, int]]]):
 
 class _StepLoader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
-        """Called by trainers before each epoch."""
+        """Sets the epoch; trainers call it before each one."""
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]

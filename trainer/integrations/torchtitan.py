@@ -96,7 +96,7 @@ class PackLoader(BaseDataLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """What is read, and how the ranks of a pack share it.
+        """Source of the packs, and how the ranks of a pack share it.
 
         Attributes:
             dataset_path: the dataset's folder, a path or a URI.
@@ -178,7 +178,7 @@ class PackTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        """As torchtitan's, with the packs as the loader."""
+        """Configuration of torchtitan's trainer, with the packs as the loader."""
 
         dataloader: PackLoader.Config = field(default_factory=PackLoader.Config)
 

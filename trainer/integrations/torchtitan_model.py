@@ -1,4 +1,4 @@
-"""What packs put into a model of torchtitan: their attention and their loss, and no tokenizer."""
+"""Additions to a model of torchtitan for packs: their attention and their loss, and no tokenizer."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class NoTokenizer(BaseTokenizer.Config):
     """Packs are tokenised, and torchtitan cannot read templates that mark what the assistant says."""
 
     def build(self, **_: Any) -> None:
-        """There is nothing to build."""
+        """Builds nothing."""
 
 
 class PackedAttention(Module):
-    """In place of a layer's inner attention. Its mask is what ``bind`` has planned for the batch."""
+    """Replacement for a layer's inner attention. Its mask is what ``bind`` has planned for the batch."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):

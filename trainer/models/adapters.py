@@ -34,7 +34,7 @@ REASONS: dict[str, str] = {
     "PVERA": "draws noise, another on each rank",
     "XLORA": "passes the whole model twice",
 }
-"""What is known of others."""
+"""Reasons why other kinds of adapters are refused."""
 
 _OF_LORA = {
     "alora_invocation_tokens": "looks for tokens in the sequence",

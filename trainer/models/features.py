@@ -36,7 +36,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureExchange:
-    """How one pack's features travel, seen from one rank. Calling it sends them.
+    """Exchange of one pack's features, seen from one rank. Calling it sends them.
 
     Attributes:
         way: ``route`` or ``gather``.
@@ -95,7 +95,7 @@ def bind_features(batch: RankBatch, cp: ContextParallel, way: str = "route") -> 
 
 
 def _places(rows: Int64[np.ndarray, "rows"], edges: Int64[np.ndarray, "cp_plus_1"]) -> Int64[np.ndarray, "rows"]:
-    """Where pooled rows lie among parts of equal length, one part per rank."""
+    """Places of pooled rows among parts of equal length, one part per rank."""
     maker = np.searchsorted(edges, rows, side="right") - 1
     return maker * np.diff(edges).max() + rows - edges[maker]
 

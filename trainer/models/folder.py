@@ -1,4 +1,4 @@
-"""What a model folder says of its model before a weight is read, and whether a run can train it on a dataset."""
+"""Facts that a model folder states before a weight is read, and whether a run can train its model on a dataset."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _sizes_of_dataset(packed_for: ModelEntry) -> dict[str, str]:
 
 
 def _sizes_of_model(config: Any) -> dict[str, str]:
-    """Of each family what its classes call it; Molmo2 makes rows as the packs say."""
+    """Sizes of a model, read where its family's classes keep them; Molmo2 makes rows as the packs say."""
     vision = getattr(config, "vision_config", None)
     if vision is None:
         return {}
@@ -216,7 +216,7 @@ def check_weights(folder: str | Path) -> None:
 
 
 def identity(folder: str | Path, *, with_weights: bool = False) -> dict[str, str]:
-    """What tells one model from another: its kind, a hash of its ``config.json``, and one of its weights if asked for.
+    """Identity of a model: its kind, a hash of its ``config.json``, and one of its weights if asked for.
 
     Raises:
         ConfigError: its weights cannot be read.

@@ -53,7 +53,7 @@ def check_states(config: Any, cp_size: int) -> None:
 def bind_states(
     config: Any, layout: TokenLayout, mask: MaskArrays, cp: ContextParallel, device: torch.device
 ) -> dict[str, Sealed[StatePlan]]:
-    """What the layers of a model that carry a state need to know of a pack, as an argument of the model's call.
+    """Plan of a pack for the layers of a model that carry a state, as an argument of the model's call.
 
     Raises:
         ConfigError: their heads do not divide among the ranks.

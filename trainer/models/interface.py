@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 (shape suffixes)
-"""What is asked of ``transformers``: attention of packs under a name of its own, its version, its models' blocks.
+"""Interface to ``transformers``: attention of packs under a name of its own, its version, its models' blocks.
 
 Shapes: H query heads, K key heads, L local tokens, D head_dim.
 """
@@ -31,7 +31,7 @@ ENCODER = "preshard_flash_varlen"
 """Name under which encoders ask for attention within images: as it has ``flash`` in it, they say where images begin."""
 
 FLASH_HEADS = 8
-"""What the width of heads is a multiple of in torch's flash attention."""
+"""Divisor of the width of heads in torch's flash attention."""
 
 UNFOLLOWED = ("position_bias",)
 """Arguments by which a layer changes its scores in a way that the kernels do not know."""
@@ -142,7 +142,7 @@ class BySize(NamedTuple):
 
 
 _ORDERS: MutableMapping[Tensor, BySize] = WeakTensorKeyDictionary()
-"""By the edges of a forward pass, of which all its layers get the same tensor."""
+"""Orders by the edges of a forward pass, of which all its layers get the same tensor."""
 
 
 def sort_by_size(sizes: Int[np.ndarray, "images"], device: torch.device) -> BySize:

@@ -24,7 +24,7 @@ from preshard.trainer.models.stateful import load_states
 from preshard.trainer.models.weights import Fill, draw_adapters, draw_weights, read_weights
 
 Weights = Literal["folder", "random", "none"]
-"""Where weights come from: the model folder, a seed, or, later, a checkpoint."""
+"""Sources of weights: the model folder, a seed, or, later, a checkpoint."""
 
 GENERATION = "generation_config.json"
 """File of a model folder by which it generates: when to stop, and how to sample."""
@@ -133,7 +133,7 @@ def empty_model(folder: str | Path) -> nn.Module:
 
 
 def _attention(config: Any) -> Any:
-    """Which attention each part of a model asks for."""
+    """Attention that each part of a model asks for."""
     if family_of(config) is None:
         return PACKED
     # encoders of audio may have no sdpa, and packs do not reach them

@@ -74,7 +74,7 @@ def token_losses(
 def tokens_of_a_chunk(
     vocabulary: int, dtype: torch.dtype, logits_bytes: int = LOGITS_BYTES, *, is_capped: bool = False
 ) -> int:
-    """How many tokens' logits fit into so many bytes, with the copies of them that the backward pass makes.
+    """Number of tokens whose logits fit into so many bytes, with the copies of them that the backward pass makes.
 
     Probabilities are in at least float32. Where the model computes in less, a copy in its dtype exists beside them, and
     where logits are capped, the slopes of the cap.

@@ -81,7 +81,7 @@ class PackedModel(nn.Module):
             return getattr(self.inner, name)
 
     def train(self, mode: bool = True) -> PackedModel:
-        """As of every module. What the model itself looks at is set with it."""
+        """Sets the mode, as on every module. What the model itself looks at is set with it."""
         self.inner.training = mode
         return super().train(mode)
 
@@ -99,7 +99,7 @@ class PackedModel(nn.Module):
 
     @property
     def groups(self) -> Groups:
-        """In which layers bidirectional groups of tokens see each other."""
+        """The layers in which bidirectional groups of tokens see each other."""
         return self._sizes.groups
 
     def forward(
@@ -221,9 +221,7 @@ class PackedModel(nn.Module):
         return made[self._row_order(batch)] if batch.units else made[:0]
 
     def _row_order(self, batch: RankBatch) -> Tensor:
-        """Where each row of this rank's units lies among the rows of its images, then of its videos, both in the order
-        of tokens.
-        """
+        """Place of each row of this rank's units among rows of its images, then of its videos, both in token order."""
         made = torch.tensor(sorted(batch.unit_order, key=lambda number: batch.units[number].kind != "image"))
         rows = torch.tensor([unit.rows for unit in batch.units])
         return to_device(torch.argsort(made.repeat_interleave(rows[made]), stable=True), batch.tokens.device)

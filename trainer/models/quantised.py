@@ -21,7 +21,7 @@ KEYS = ("quantization_config", "compression_config")
 """Keys of ``config.json``, or of its ``text_config``, that describe quantised weights."""
 
 _SCALES = ("_scale_inv", "scale", "qscale_weight")
-"""How names of scales end: added to a weight's name, or in place of its last component."""
+"""Endings of names of scales: added to a weight's name, or in place of its last component."""
 
 _REMEDY = "give the folder that was quantised, or one with weights in bfloat16"
 
@@ -41,7 +41,7 @@ class Stored(NamedTuple):
 
 
 def quantisation_of(folder: str | Path) -> dict[str, Any] | None:
-    """What ``config.json`` says of quantised weights; None if they are not.
+    """Entry of ``config.json`` on quantised weights; None if they are not quantised.
 
     Raises:
         ConfigError: weights of that form are not read.

@@ -1,1 +1,1 @@
-"""What several answers are made of, computed from a dataset."""
+"""Parts that several answers share, computed from a dataset."""

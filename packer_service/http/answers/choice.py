@@ -33,7 +33,7 @@ def choose(config: PackConfig, layout: str | None, ring: int | None, cp: int | N
 
 
 def check(name: str, asked: T | None, there: Sequence[T]) -> T | None:
-    """What was asked for, if the dataset has it.
+    """Returns what was asked for, if the dataset has it.
 
     Raises:
         ProblemError: 422 it does not; the detail lists what it has.

@@ -1,4 +1,4 @@
-"""What packs and shards are compared by, and the balance of layouts and images: questions to ``measures.parquet``."""
+"""Measures to compare packs and shards by, and the balance of layouts and images: questions to ``measures.parquet``."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def image_balance(dataset: ServedDataset, cp_size: int, packs: range | None) -> 
 
 
 def preferred(dataset: ServedDataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
-    """How many packs the cost model prefers each layout for, at a ring degree: of all layouts, or of a single one."""
+    """Number of packs for which the cost model prefers each layout, at a ring degree: of all layouts, or of one."""
     if len(layouts) == 1:
         n_packs = dataset.n_packs if packs is None else len(packs)
         return {layouts[0]: n_packs} if n_packs else {}

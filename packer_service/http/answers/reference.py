@@ -89,7 +89,7 @@ def _json(value: object) -> str:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """What a value is, in words; a schema by its name, as a link."""
+    """Kind of a value, in words; a schema by its name, as a link."""
     if reference := schema.get("$ref"):
         name = escape(reference.rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'

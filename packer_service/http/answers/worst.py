@@ -1,4 +1,4 @@
-"""Why a pack is badly balanced: a sentence about the document that weighs most in it."""
+"""Reason why a pack is badly balanced: a sentence about the document that weighs most in it."""
 
 from __future__ import annotations
 

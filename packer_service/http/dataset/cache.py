@@ -1,4 +1,4 @@
-"""What was read and computed, kept while there is room; what many ask for at once is made once."""
+"""Cache of what was read and computed, kept while there is room; what many ask for at once is made once."""
 
 from __future__ import annotations
 

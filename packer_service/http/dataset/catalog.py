@@ -1,4 +1,4 @@
-"""What a folder below the root is: a whole dataset, an unfinished one, a damaged one, or none."""
+"""State of a folder below the root: a whole dataset, an unfinished one, a damaged one, or none."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Unfinished:
 
 
 Found = ServedDataset | Unfinished | Damaged
-"""What a folder below the root turned out to be."""
+"""The outcome of examining a folder below the root."""
 
 
 def require_root(root: str) -> None:
@@ -89,7 +89,7 @@ def stamps_of(folder: ServedFolder) -> Stamps:
 def examine(
     name: str, folder: ServedFolder, cache: Cache, *, looks_at_shards: bool = True, is_thorough: bool = False
 ) -> Found:
-    """What a folder is: a dataset, a job, or something damaged.
+    """Examines a folder: it is a dataset, a job, or something damaged.
 
     Args:
         name: what it is called.

@@ -107,8 +107,8 @@ class ServedDataset:
 
     @property
     def run(self) -> tuple[str | None, dict[str, float], FillLimit | None, Thinned | None]:
-        """When packing ended, RFC 3339, the times that its phases took, what keeps packs from being fuller, and which
-        videos have fewer frames than were asked for, from ``run.json``.
+        """End of packing (RFC 3339), seconds of its phases, the limit of the packs' fill, and videos with fewer frames
+        than were asked for, from ``run.json``.
 
         The files' own times are those of the last copy. Nothing is known where ``run.json`` is missing or malformed.
         """
@@ -125,7 +125,7 @@ class ServedDataset:
 
     @property
     def figures(self) -> StoredFigures:
-        """What the tables say of the dataset as a whole, as it is stored.
+        """Figures of the dataset as a whole, as its tables store them.
 
         Raises:
             ProblemError: 409 the file is not the one that the manifest names.
@@ -217,7 +217,7 @@ class ServedDataset:
         return rows
 
     def of_parts(self, table: str, names: Sequence[str], work: Callable[[pa.Table], T]) -> list[T]:
-        """What is made of each part of a table, in their order: of a short one, which is kept, or of a row group.
+        """Applies ``work`` to each part of a table, in their order: a short one, which is kept, or each row group.
 
         Row groups are read and worked on side by side.
         """

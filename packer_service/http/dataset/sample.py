@@ -26,7 +26,7 @@ _LARGEST_HEADER = 1 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplePlace:
-    """Where a pack lies in its shard."""
+    """Place of a pack in its shard."""
 
     pack_id: int
     key: str
@@ -50,7 +50,7 @@ class ServedSample:
 
     @property
     def where(self) -> str:
-        """How errors name the sample."""
+        """The sample's name in errors."""
         return f"{SHARDS}/{self.place.shard}, sample {self.place.key}"
 
     @property
@@ -65,7 +65,7 @@ class ServedSample:
 
 
 def rows_of_crops(head: SampleHead) -> list[tuple[int, int]]:
-    """For each crop the half-open range of its pooled rows.
+    """The half-open range of pooled rows of each crop.
 
     Where the rows of a unit do not divide into equal parts of its crops, each crop has the range of the whole unit:
     some models pool over several crops.
@@ -81,7 +81,7 @@ def rows_of_crops(head: SampleHead) -> list[tuple[int, int]]:
 
 
 def place_of(dataset: ServedDataset, pack_id: int) -> SamplePlace:
-    """Where a pack lies in its shard.
+    """Place of a pack in its shard.
 
     Raises:
         ProblemError: 404 no such pack; 409 the table points outside the shard.

@@ -1,1 +1,1 @@
-"""What stands around every request: guards, and the observer that counts and logs."""
+"""Layers around every request: guards, and the observer that counts and logs."""

@@ -22,7 +22,7 @@ KEPT_BYTES = 8 << 20
 """Compressed files of the page that are kept: all of them."""
 
 TYPES = ("application/json", "application/problem+json", "text/", "image/svg+xml", "application/javascript")
-"""What gets shorter. Crops are compressed already."""
+"""Types of content that gets shorter. Crops are compressed already."""
 
 
 class Compress:

@@ -1,4 +1,4 @@
-"""What every request must pass: limits of size and time, the token, and the headers of its answer. Plain ASGI."""
+"""Guards that every request must pass: limits of size and time, the token, and headers of its answer. Plain ASGI."""
 
 from __future__ import annotations
 

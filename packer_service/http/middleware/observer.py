@@ -1,4 +1,4 @@
-"""What the service reports about itself: a log line and a measurement per request, and a problem where one failed."""
+"""Observer of the service: a log line and a measurement per request, and a problem where one failed."""
 
 from __future__ import annotations
 

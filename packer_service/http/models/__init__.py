@@ -1,1 +1,1 @@
-"""What the service answers, as types: the source of its OpenAPI document."""
+"""Types of the service's answers: the source of its OpenAPI document."""

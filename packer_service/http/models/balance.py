@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Measure = str
 else:
     Measure = Literal[tuple(MEASURED)]
-    """What packs and shards are compared by: imbalances of loads, critical paths over the tile floor, or KV traffic."""
+    """Measures to compare packs and shards: imbalances of loads, critical paths over the tile floor, or KV traffic."""
 
 
 class Balance(Figures):

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Problem(BaseModel):
-    """What went wrong, as problem details (RFC 9457)."""
+    """An error, as problem details (RFC 9457)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -90,7 +90,7 @@ class DatasetPage(PageOf[DatasetEntry]):
 
 
 class Overview(PackFill, Losses):
-    """How full a dataset is, how even its steps are, what was lost and why: what its tables say of it."""
+    """Overview of a dataset from its tables: how full it is, how even its steps are, what was lost and why."""
 
     sources: list[SourceTotals]
     histograms: Histograms

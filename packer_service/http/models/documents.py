@@ -34,14 +34,14 @@ class DocumentPage(PageOf[DocumentRow]):
 
 
 class TokensOnRank(Figures):
-    """How many tokens of a document a ring rank holds."""
+    """Number of tokens of a document that a ring rank holds."""
 
     ring_rank: int
     tokens: int
 
 
 class PlacedPiece(DocumentRow):
-    """Where a piece lies, and which ranks hold it."""
+    """Place of a piece, and the ranks that hold it."""
 
     number: int = Field(description="Its number among the documents of the pack.")
     key: str
@@ -71,8 +71,8 @@ class RejectPage(PageOf[RejectRow]):
 
 
 class Whereabouts(Figures):
-    """Where a document went: its pieces and its rejects. One of the two is empty unless part of it was lost, or another
-    row of the source has the same id."""
+    """A document's pieces and its rejects. One of the two is empty unless part of it was lost, or another row of the
+    source has the same id."""
 
     doc_id: str
     chosen: Chosen

@@ -70,7 +70,7 @@ class DocumentInPack(Figures):
 
 
 class UnitInPack(Figures):
-    """What the vision encoder may not be split inside of: a still image with its crops, a frame, or several frames."""
+    """A unit, which the vision encoder must not split: a still image with its crops, a frame, or several frames."""
 
     index: int
     document: int = Field(description="Number of its document in the pack.")
@@ -145,7 +145,7 @@ class RingStep(Figures):
 
 
 class RingRank(Figures):
-    """What a ring rank holds and does."""
+    """Tokens and work of a ring rank."""
 
     ring_rank: int
     tokens: int
@@ -170,7 +170,7 @@ class CpRank(Figures):
 
 
 class PackLayout(Figures):
-    """What each rank owns and computes under one layout at one ring and Ulysses degree."""
+    """Tokens and work of each rank under one layout at one ring and Ulysses degree."""
 
     pack_id: int
     layout: str

@@ -1,4 +1,4 @@
-"""Which split to train with."""
+"""Advice on which split to train with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How evenly ranks are loaded: layouts side by side, over a dataset or a shard, and shards, the worst first."""
+"""Balance of ranks: layouts side by side, over a dataset or a shard, and shards, the worst first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WORST = 5
 
 @router.get("/balance", tags=["balance"], summary="Layouts at all degrees side by side")
 def balance(dataset: ServedDataset, layout: Layout = None, ring: Ring = None, cp: Cp = None) -> Balance:
-    """For the layouts, ring degrees and CP sizes asked for, or else for all."""
+    """Balance of the layouts, ring degrees and CP sizes asked for, or else of all."""
     return Balance(**_balance(dataset, layout, ring, cp, None), shard=None)
 
 

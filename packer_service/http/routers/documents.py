@@ -48,7 +48,7 @@ Text = Annotated[str | None, Query(max_length=1024)]
 def documents(
     dataset: ServedDataset, part: Paged, prefix: Text = None, contains: Text = None, source: Text = None
 ) -> DocumentPage:
-    """Those whose id begins with `prefix` and contains `contains`, from one `source`; all without these parameters."""
+    """Documents whose id begins with `prefix` and contains `contains`, from one `source`; all without parameters."""
     found: range | Int64[np.ndarray, "rows"] = range(dataset.n_rows(DOCUMENTS))
     if prefix or contains or source is not None:
         found = dataset.kept(
@@ -157,7 +157,7 @@ def _placed(dataset: ServedDataset, row: dict[str, int | str], chosen: Chosen) -
 
 
 def _ranks(stored: TokenLayout, start: int, end: int) -> list[TokensOnRank]:
-    """How many tokens of a range each ring rank holds; ranks that hold none are left out."""
+    """Number of tokens of a range on each ring rank; ranks that hold none are left out."""
     begin, stop = stored.runs[:, 1], stored.runs[:, 1] + stored.runs[:, 2]
     inside = np.maximum(np.minimum(stop, end) - np.maximum(begin, start), 0)
     tokens = np.bincount(stored.runs[:, 0], weights=inside, minlength=stored.ring_degree).astype(int)

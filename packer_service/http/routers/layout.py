@@ -1,4 +1,4 @@
-"""What each rank owns and computes of a pack under one layout, its mask in cells, and its crops as they are stored."""
+"""One layout of a pack: what each rank owns and computes, the mask in cells, and the crops as they are stored."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def pack_rows(dataset: ServedDataset, wanted: Int64[np.ndarray, "rows"], chosen:
 
 @router.get("/{pack_id}", summary="One pack: its documents, images and boundaries")
 def pack(dataset: ServedDataset, pack_id: PackId) -> PackDetail:
-    """What the head of the pack's sample says, and its row of the table."""
+    """The head of the pack's sample, and its row of the table."""
     sample = read_sample(dataset, pack_id)
     config, place = dataset.config, sample.place  # of which no answer has the checksum
     columns = {name: dataset.numbers("packs.parquet", name)[pack_id].item() for name in COLUMNS}
@@ -149,7 +149,7 @@ def _documents(sample: ServedSample) -> list[DocumentInPack]:
 
 
 def image_tokens(sample: ServedSample) -> list[tuple[int, int]]:
-    """For each crop, the range from the first token that its pooled rows fill to one past the last."""
+    """The token range of each crop: from the first token that its pooled rows fill to one past the last."""
     pool_ids = sample.sequence.pool_ids
     filled = np.argsort(pool_ids, kind="stable")[np.count_nonzero(pool_ids < 0) :]
     return [(int(filled[first]), int(filled[end - 1]) + 1) for first, end in rows_of_crops(sample.head)]

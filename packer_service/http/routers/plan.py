@@ -1,4 +1,4 @@
-"""What if: the figures that packing some documents would give, without packing them. The answer is ``PlanReport``."""
+"""Planned figures of packing some documents, without packing them. The answer is ``PlanReport``."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def text(
     start: Annotated[int, Query(ge=0, lt=2**31, description="First token.")] = 0,
     end: Annotated[int | None, Query(ge=0, lt=2**31, description="One past the last; default: 1,024 tokens.")] = None,
 ) -> PackText:
-    """In spans of one kind, document, branch and loss; a span of image tokens is one crop."""
+    """Text in spans of one kind, document, branch and loss; a span of image tokens is one crop."""
     seq_len = dataset.config.seq_len
     end = min(start + USUAL_TOKENS, seq_len) if end is None else end
     if not start <= end <= seq_len or end - start > MOST_TOKENS:
@@ -67,7 +67,7 @@ def text(
 
 
 def predicted(sequence: PackedSequence) -> tuple[Bool[np.ndarray, "seq"], Float32[np.ndarray, "seq"]]:
-    """Which tokens are the label of the token before them, and the weight of that loss."""
+    """The tokens that are the label of the token before them, and the weight of that loss."""
     asked = np.concatenate([[False], sequence.labels[:-1] != IGNORE_INDEX])
     weights = np.where(asked, np.concatenate([[0], sequence.loss_weights[:-1]]), 0).astype(np.float32)
     return asked, weights

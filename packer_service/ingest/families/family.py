@@ -1,4 +1,4 @@
-"""What a kind of model makes of an image or a video, from its size alone: pieces of text, rows, units and crops."""
+"""Placement of an image or video by a kind of model, from its size alone: pieces of text, rows, units and crops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # pydantic, which it brings, would take a third of the start 
     from preshard.schemas.model.encoder import VisionEncoder
 
 Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "triangle", "triangle_16_bits", "bilinear"]
-"""How a picture becomes its canvas: as :mod:`preshard.packer_service.ingest.media.scale` does it (``reduced``), by
+"""Ways to scale a picture to its canvas: as :mod:`preshard.packer_service.ingest.media.scale` does it (``reduced``), by
 Pillow's bicubic filter (``bicubic``), by torch's (``bicubic_16_bits``), by their bilinear ones (``triangle``), or by
 torch's interpolation between four pixels without a filter (``bilinear``)."""
 
@@ -41,7 +41,7 @@ class Mark:
 
 
 Piece = str | Mark | Rows
-"""What stands in a document for an image or video, in order. A ``str`` is text between units, such as a time stamp."""
+"""Pieces of a document for an image or video, in order. A ``str`` is text between units, such as a time stamp."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +183,7 @@ class Family:
         return self
 
     def image(self, width: int, height: int) -> Placement:  # noqa: ARG002
-        """What becomes of a still image of this size, upright.
+        """Places a still image of this size, upright.
 
         Raises:
             DocumentError: ``bad_image``: the model's own processor refuses the size; ``bad_row``: it takes no images.
@@ -191,7 +191,7 @@ class Family:
         raise DocumentError("bad_row", f"shows an image, and {self.model_type} takes none")
 
     def video(self, width: int, height: int, timestamps: Sequence[float]) -> Placement:  # noqa: ARG002
-        """What becomes of frames of this size, shown at these seconds of the clip, ascending.
+        """Places frames of this size, shown at these seconds of the clip, ascending.
 
         Raises:
             DocumentError: ``bad_video``: the model's own processor refuses the size or the number of frames;

@@ -1,4 +1,4 @@
-"""Whose family a document is for: squares for a model of one's own, or what a model folder says."""
+"""The family a document is for: squares for a model of one's own, or what a model folder says."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ BILINEAR = 2
 """Pillow's number of the filter that the processors scale with."""
 
 BILINEAR_OF: dict[ImageBackend, Scaling] = {"torchvision": "triangle_16_bits", "pil": "triangle"}
-"""That filter, as it is in each backend of image processors."""
+"""The bilinear filter, as it is in each backend of image processors."""
 
 ENCODER: dict[str, Any] = {
     **{"model_type": "siglip_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},

@@ -57,7 +57,7 @@ class GlmFamily(QwenFamily):
     processor: str
 
     def around(self, kind: MediumKind) -> tuple[str, str]:
-        """Those of images, and others around a whole video."""
+        """The marks around an image, and others around a whole video."""
         return (IMAGE_START, IMAGE_END) if kind == "image" else (VIDEO_START, VIDEO_END)
 
     def check(self, kinds: Sequence[MediumKind]) -> None:

@@ -28,7 +28,7 @@ from preshard.schemas.sections import ImageBackend
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QwenKind:
-    """What a kind of Qwen-VL model has where its folder says nothing.
+    """Kind of Qwen-VL model, with its settings where its folder says nothing.
 
     Attributes:
         video_processors: names of its video processor's class.
@@ -131,7 +131,7 @@ def shared_sizes(image: Section, video: Section, patch: int) -> dict[str, int]:
 
 
 def _limits(section: Section, own: PixelLimits) -> PixelLimits:
-    """From ``size``, or ``min_pixels`` and ``max_pixels`` as older folders name them, which come first."""
+    """Limits from ``size``, or ``min_pixels`` and ``max_pixels`` as older folders name them, which come first."""
     size = section.size({"shortest_edge": own.least, "longest_edge": own.most})
     return PixelLimits(
         least=section.positive("min_pixels", size["shortest_edge"]),
@@ -163,7 +163,7 @@ def _encoder(vision: dict[str, Any]) -> VisionEncoder:
 
 
 _SECTIONS = [4, 2, 2]
-"""How the pairs of a head's dimensions are shared among time, height and width."""
+"""Shares of time, height and width among the pairs of a head's dimensions."""
 
 _STATES: dict[str, Any] = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 8, "linear_conv_kernel_dim": 4},

@@ -31,7 +31,7 @@ CONTEXT_SHARE = 0.9
 """Share of ``max_video_tokens`` that a video of Qwen2.5-VL may fill, where frames are capped."""
 
 SPARE = 1.05
-"""By how much the largest number of a frame's pixels stays above the least, where frames are capped."""
+"""Factor by which the largest number of a frame's pixels exceeds the least, where frames are capped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class QwenFamily(Family):
         return Placement(pieces=(Rows(0, unit.rows, self.image_token),), units=(unit,), scaling=self.stills)
 
     def within(self, medium: Medium) -> Family:
-        """With the limits that the row gives instead of those of the folder."""
+        """The family with the limits that the row gives instead of those of the folder."""
         if medium.min_pixels is None and medium.max_pixels is None:
             return self
         own = self.images if medium.kind == "image" else self.videos
@@ -170,7 +170,7 @@ class Qwen3VLFamily(QwenFamily):
         return Placement(pieces=tuple(pieces), units=tuple(units), scaling="bicubic_16_bits")
 
     def within(self, medium: Medium) -> Family:
-        """Only of images: the processor limits all frames of a video together."""
+        """The family with the row's limits for images only: the processor limits all frames of a video together."""
         given = [name for name in ("min_pixels", "max_pixels") if getattr(medium, name) is not None]
         if given and medium.kind == "video":
             raise DocumentError(

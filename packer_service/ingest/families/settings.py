@@ -24,10 +24,10 @@ Colours = tuple[tuple[float, float, float], tuple[float, float, float]]
 """Mean and standard deviation of red, green and blue, by which pixels between 0 and 1 are normalised."""
 
 CLIP: Colours = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-"""Those of CLIP's training images (Radford et al. 2021), which many processors have by default."""
+"""Mean and deviation of CLIP's training images (Radford et al. 2021), which many processors have by default."""
 
 HALVES: Colours = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-"""From -1 to 1, as SigLIP (Zhai et al. 2023)."""
+"""Mean and deviation that bring levels to the range from -1 to 1, as SigLIP (Zhai et al. 2023)."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -47,7 +47,7 @@ BICUBIC = 3
 """Pillow's number of the filter that the processors of the Qwen-VL models and InternVL scale with."""
 
 BICUBIC_OF: dict[ImageBackend, Scaling] = {"torchvision": "bicubic_16_bits", "pil": "bicubic"}
-"""That filter, as it is in each backend of image processors."""
+"""The bicubic filter, as it is in each backend of image processors."""
 
 BACKEND_KEY = "image_backend"
 """Key of a family's settings: a backend normalises stills in its own order of operations, too."""
@@ -61,7 +61,7 @@ STEPS = {
     "do_center_crop": False,
     "do_pad": False,
 }
-"""What every family's processor does to a picture, step by step."""
+"""Steps that every family's processor applies to a picture."""
 
 
 @dataclass(kw_only=True)
@@ -152,13 +152,13 @@ class ModelFolder:
         return str(self.config.get("model_type", ""))
 
     def processor(self) -> Section:
-        """What the processor itself is told, without its parts."""
+        """Settings of the processor itself, without its parts."""
         values = self._read(PROCESSOR) or {}
         parts = ("image_processor", "video_processor", "feature_extractor", "tokenizer")
         return Section(where=PROCESSOR, values={name: values[name] for name in values if name not in parts})
 
     def tokenizer(self) -> Section:
-        """What the tokenizer is told."""
+        """Settings of the tokenizer."""
         return Section(where=TOKENIZER_CONFIG, values=self._read(TOKENIZER_CONFIG) or {})
 
     def image_processor(self, kinds: Collection[str]) -> Section:

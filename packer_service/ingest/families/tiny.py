@@ -1,4 +1,4 @@
-"""What the tiny models have in common, and what makes one of them: real in kind, small where size costs time.
+"""Common parts of the tiny models, and the way to make one of them: real in kind, small where size costs time.
 
 Each stands beside its family, which reads its folder; ``preshard demo-model`` writes it.
 """
@@ -69,5 +69,5 @@ class TinyModel:
 
 
 def part(kind: MediumKind, name: str, processor: str, colours: Mapping[str, Any]) -> dict[str, Any]:
-    """What the settings of a processor's part for images or videos begin with: classes and colours."""
+    """First settings of a processor's part for images or videos: classes and colours."""
     return {f"{kind}_processor_type": name, "processor_class": processor, **colours}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """When frames are shown: ``pts`` ascending and distinct; ``origin`` is the tick of the video's first frame.
+    """Times of the frames: ``pts`` ascending and distinct; ``origin`` is the tick of the video's first frame.
 
     ``end`` is the tick at which the last frame leaves the screen if packets were read to the file's end, else None.
     """
@@ -55,7 +55,7 @@ def read_origin(video: Video, packets: Iterator[Any]) -> tuple[int, list[Any]]:
 
 
 def read_timeline(video: Video, packets: Iterator[Any], *, origin: int, stop: int | None) -> Timeline:
-    """When frames are shown, from the packets up to the first that is decoded at ``stop`` or later.
+    """Reads the times at which frames are shown, from the packets up to the first that is decoded at ``stop`` or later.
 
     Raises:
         DocumentError: ``bad_video``: a packet is damaged or has no time, no frame is shown, or the file ends before the
@@ -121,7 +121,7 @@ class ShownFrames:
         return not self.hidden_frames or bool(bytes(packet)[0] >> 4 & 1)
 
     def check_index(self) -> None:
-        """After the last packet, checks that the index promises no more."""
+        """Checks, after the last packet, that the index promises no more."""
         if self.video.parts.may_be_several:  # FFmpeg notes its index while it reads, before times are put on one line
             return
         entries = self.video.stream.index_entries
@@ -148,8 +148,8 @@ READ_BYTES = 1 << 17
 many."""
 
 SEEK_BACK_SECONDS = (0, 2, 16)
-"""How far before the wanted time seeks aim, one after the other, until one lands at or before it. Key frames are
-seldom more than some seconds apart; beyond the last of these, the video is read from its beginning."""
+"""Seconds before the wanted time at which seeks aim, one after the other, until one lands at or before it. Key frames
+are seldom more than some seconds apart; beyond the last of these, the video is read from its beginning."""
 
 # Containers that keep times. Not among them: lists that name other files or addresses to open (HLS, DASH, concat),
 # still images, and raw streams, which FFmpeg would also see in random bytes.

@@ -41,7 +41,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What undoes each EXIF orientation; 1 is upright."""
+"""The transposition that undoes each EXIF orientation; 1 is upright."""
 
 SWAPPING = tuple(_UPRIGHT[orientation] for orientation in (5, 6, 7, 8))
 """Turns that swap width and height."""
@@ -104,8 +104,8 @@ def _page_facts(image: Image.Image, file: MediaFile, number: int) -> _Page:
 
 
 def _page_numbers(image: Image.Image, label: str, pages: str) -> list[int]:
-    """Which pages of a TIFF, or frames of an animation, are taken. Other pictures that a camera puts into a JPEG (MPO),
-    and smaller copies and masks in a TIFF, are no pages.
+    """Numbers of the pages of a TIFF, or frames of an animation, that are taken. Other pictures that a camera puts into
+    a JPEG (MPO), and smaller copies and masks in a TIFF, are no pages.
 
     Raises:
         DocumentError: ``bad_image``: there are several, and these are rejected.
@@ -260,7 +260,7 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
 
 
 def _turn(image: Image.Image, file: MediaFile) -> Image.Transpose | None:
-    """What brings an image upright once its pixels are loaded; Pillow turns a TIFF when it loads it."""
+    """Transposition that brings an image upright once its pixels are loaded; Pillow turns a TIFF when it loads it."""
     return None if image.format == "TIFF" else _UPRIGHT.get(_orientation(image, file))
 
 
@@ -285,7 +285,7 @@ _PNG_ONE_PIXEL = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
 
 
 def _png_exif(file: MediaFile) -> Image.Exif:
-    """What Pillow finds in a PNG's chunks before and behind its pixels, with one pixel in their place.
+    """EXIF that Pillow finds in a PNG's chunks before and behind its pixels, with one pixel in their place.
 
     Pillow reads those behind the pixels only after it has decoded them.
     """

@@ -108,7 +108,7 @@ def pictures(
     shown: Collection[Picture],
     config: PackConfig,
 ) -> T:
-    """What ``keep`` makes of the pictures that clips of a video show, given to it one at a time.
+    """Applies ``keep`` to the pictures that clips of a video show, given to it one at a time.
 
     Raises:
         DocumentError: as in :func:`~preshard.packer_service.ingest.media.crops.encoded_pictures` and :func:`crops`.

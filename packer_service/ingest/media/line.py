@@ -16,8 +16,8 @@ JOINED = ("mpegts", "mpeg", "ogg", "flv")
 back or leap within them, and a seek by time may land in any part."""
 
 BACK_SECONDS, LEAP_SECONDS = Fraction(1, 10), 10
-"""How far decoding times go back, or leap in such a container, where another part begins: the thresholds of FFmpeg's
-own program, which also goes on from the part before."""
+"""Seconds by which decoding times go back, or leap in such a container, where another part begins: the thresholds of
+FFmpeg's own program, which also goes on from the part before."""
 
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 _EBML_FRAME = 12
@@ -30,7 +30,7 @@ def shown_at(packet: Any) -> int | None:
 
 
 class Parts(NamedTuple):
-    """Where the parts of a file may meet.
+    """Places at which the parts of a file may meet.
 
     Attributes:
         form: how parts are told apart. A ``stream`` is of :data:`JOINED`; ``fragments`` are those of MP4, which may
@@ -62,7 +62,7 @@ def find_parts(container: str, begin: bytes, size: int) -> Parts:
 
 
 def _segment_end(begin: bytes) -> int | None:
-    """Where the first part of a Matroska file ends (RFC 8794, section 6), if it says so."""
+    """The end of the first part of a Matroska file (RFC 8794, section 6), if it says so."""
     position = 0
     for mark in (_EBML, _SEGMENT):
         if begin[position : position + 4] != mark:
@@ -79,14 +79,14 @@ def _segment_end(begin: bytes) -> int | None:
 
 
 class Known(NamedTuple):
-    """Up to which tick, and which byte, the times of a file that may be joined run on from its beginning."""
+    """The tick and the byte up to which the times of a file that may be joined run on from its beginning."""
 
     tick: int
     position: int
 
 
 UNBROKEN: LRUCache[Hashable, Known] = LRUCache(256)
-"""What is known of the files read last."""
+"""The known parts of the files read last."""
 
 
 class Line:
@@ -110,12 +110,12 @@ class Line:
         self._offset = self._ahead = 0
         self._is_later_part = False
         self._shown = self._end = -(2**62)
-        """When the last picture is shown, and when it leaves the screen."""
+        """The ticks at which the last picture is shown, and leaves the screen."""
         self._decoded: int | None = None
         """Decoding time of the packet before, on the line."""
         self._key: int | None = None
         self._key_before: int | None = None
-        """When the last key frame is shown, and the one before it."""
+        """The ticks at which the last key frame is shown, and the one before it."""
 
     def groups(self, packets: Iterator[Any]) -> Iterator[list[Any]]:
         """Packets whose times are known together: of MPEG-1 and MPEG-2 a picture that others refer to, with those that

@@ -41,7 +41,7 @@ LAYERS_AT = 21
 """Byte of HEVC's configuration record whose bits 3 to 5 count the temporal layers."""
 
 WITHOUT_REFERENCES, EVERYTHING = "NONREF", "DEFAULT"
-"""What ``skip_frame`` leaves out."""
+"""Values of ``skip_frame``: which frames the decoder leaves out."""
 
 
 class LostPictureError(Exception):
@@ -57,7 +57,7 @@ class LostPictureError(Exception):
 
 
 def read_pictures(file: MediaFile, ticks: Sequence[int], use: Callable[[Any], T]) -> Iterator[T]:
-    """What ``use`` makes of the picture shown at each tick.
+    """Applies ``use`` to the picture shown at each tick.
 
     Decoding starts at the key frame before the first of them, and on the way to the next one skips whatever lies before
     the last key frame before it, and pictures to which no other refers; a long gap is not even read, where the
@@ -169,7 +169,7 @@ class PictureReader:
         """Wanted pictures whose packets the decoder was given."""
 
     def read(self, ticks: Iterable[int], use: Callable[[Any], T]) -> Iterator[T]:
-        """What ``use`` makes of the picture shown at each of these ticks, ascending.
+        """Applies ``use`` to the picture shown at each of these ticks, ascending.
 
         Raises:
             LostPictureError: one cannot be decoded or used; those before it were given.

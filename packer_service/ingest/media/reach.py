@@ -1,4 +1,4 @@
-"""What rows may reach (the folders of the sources, of ``--media-root`` and of ``--allow-media``), opened to be read.
+"""Places that rows may reach (folders of the sources, of ``--media-root`` and of ``--allow-media``), opened to be read.
 
 A row gives a path, and nothing else of how a file is opened: the client of a store, its endpoint, its options and its
 credentials are those of the command's own location that the path lies in. Paths are compared percent-decoded, without
@@ -35,12 +35,12 @@ from preshard.schemas.files.filesystem import is_uri, join, locate, split_query
 from preshard.schemas.files.secrets import NAMED_BY_USER, without_secrets
 
 SCHEMES = frozenset(("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf"))
-"""What ``pyarrow.fs`` opens: ``--allow-media`` could allow it."""
+"""Schemes that ``pyarrow.fs`` opens: ``--allow-media`` could allow them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllowedMedia:
-    """What the command says of media: ``roots``, folders in which relative references are looked for before the folder
+    """The command's options on media: ``roots``, folders in which relative references are looked for before the folder
     of the row's file, each with the source that it is for (None: all); and what rows may reach besides (``allow``).
     """
 
@@ -49,7 +49,7 @@ class AllowedMedia:
 
     @classmethod
     def of(cls, sources: Sequence[str], roots: Sequence[str], allow: Sequence[str] = ()) -> AllowedMedia:
-        """What the options say: each root is a folder, or ``SOURCE=FOLDER`` with a source as the command names it."""
+        """Reads the options: each root is a folder, or ``SOURCE=FOLDER`` with a source as the command names it."""
 
         def root(given: str) -> tuple[str | None, str]:
             source = next((source for source in sources if given.startswith(f"{source}=")), None)
@@ -90,7 +90,7 @@ class _Location(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaReach:
-    """Where the media of a row are looked for.
+    """The places where the media of a row are looked for.
 
     ``folder`` is what relative references are relative to and, where a file is not there, ``others``, in their order.
     ``roots`` are the locations that rows may reach; all of them come from the command. ``file`` names the row's file in
@@ -108,7 +108,7 @@ class MediaReach:
         return cls(folder=folder, roots=(folder,))
 
     def locations(self, uri: str) -> list[str]:
-        """Where a row's reference may lie, in the order in which it is looked for.
+        """The places where a row's reference may lie, in the order in which it is looked for.
 
         Raises:
             DocumentError: ``missing_media``: rows may reach none of these, or it says more than a place.
@@ -259,7 +259,7 @@ class MediaFile:
         return self.file.read(size)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As in a file, but a position past the end is the end.
+        """Moves as in a file, but a position past the end is the end.
 
         Raises:
             ValueError: a position before the beginning. Damaged files ask for such positions, and file systems refuse

@@ -34,7 +34,7 @@ BAND_PIXELS = 1 << 19
 """Pixels converted at a time: 2 MiB in four bytes per pixel, little beside any image that is worth reducing."""
 
 REDUCING_GAP = 3
-"""How many times as long as its canvas an axis stays when it is reduced by whole numbers. Pillow's documentation of
+"""Factor by which an axis stays longer than its canvas when it is reduced by whole numbers. Pillow's documentation of
 ``reducing_gap`` calls the result nearly indistinguishable from fair resampling from 3.0 on."""
 
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
@@ -195,7 +195,7 @@ def _bilinear(
 def _neighbours(
     old: int, new: int
 ) -> tuple[Int64[np.ndarray, "new"], Int64[np.ndarray, "new"], Float32[np.ndarray, "new"], Float32[np.ndarray, "new"]]:
-    """For each new pixel along an axis the two old ones that its centre lies between, and their weights."""
+    """The two old pixels between which the centre of each new pixel along an axis lies, and their weights."""
     if old == new:
         same = np.arange(new)
         return same, same, np.ones(new, np.float32), np.zeros(new, np.float32)
@@ -285,7 +285,7 @@ def _parts(old: int, new: int, kernel: _Kernel) -> tuple[_Part, ...]:
 def _weights(
     old: int, new: int, kernel: _Kernel
 ) -> tuple[Int64[np.ndarray, "new"], Int64[np.ndarray, "new"], Float64[np.ndarray, "new taps"]]:
-    """For each new pixel the first old one that it is made of, how many there are, and the share of each."""
+    """First old pixel of each new one along an axis, the number of its old pixels, and the share of each."""
     scale = old / new
     stretch = max(scale, 1.0)
     reach, shape = _REACH[kernel] * stretch, {"cubic": _cubic, "triangle": _triangle}[kernel]

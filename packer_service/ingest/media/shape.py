@@ -1,4 +1,4 @@
-"""What probing an image or a video finds, before any pixel is decoded, and what a model makes of it."""
+"""Shape of an image or a video as probing finds it, before any pixel is decoded, and what a model makes of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECODER_MIB = 512
 """The default of ``decoder_mib`` in the configuration."""
 
 BASE_BYTES = 128 * MIB
-"""What the decoder's process takes besides pixels: the interpreter and the libraries."""
+"""Memory of the decoder's process besides pixels: the interpreter and the libraries."""
 
 # Bytes per pixel while an image is decoded, as measured. JPEG is decoded at a fraction of its size; the others hold an
 # animation's canvases, whole planes or strips, samples of 32 bits, or coefficients besides the picture.
@@ -98,7 +98,7 @@ class PlacedMedium:
 
     @classmethod
     def of(cls, shape: MediumShape, placement: Placement) -> PlacedMedium:
-        """With all of its units."""
+        """Returns the medium with all of its units."""
         return cls(shape=shape, placement=placement, numbers=tuple(range(len(placement.units))))
 
     @property
@@ -106,7 +106,7 @@ class PlacedMedium:
         return len(self.numbers)
 
     def of_units(self, numbers: Int64[np.ndarray, "units"]) -> PlacedMedium:
-        """With some of these units, by their numbers from 0 among them, ascending."""
+        """Returns the medium with some of these units, by their numbers from 0 among them, ascending."""
         return replace(self, numbers=tuple(self.numbers[number] for number in numbers))
 
     def crops(self) -> list[tuple[int, CropShape]]:
@@ -120,7 +120,7 @@ ProbedMedium = tuple[Medium, PlacedMedium]
 
 
 def place(family: Family, medium: Medium, shape: MediumShape) -> PlacedMedium:
-    """What a family makes of an image or video, within the limits that the row itself gives it.
+    """Places an image or video by its family, within the limits that the row itself gives it.
 
     Raises:
         DocumentError: the family's processor refuses it; the message names the image or video.
@@ -137,7 +137,7 @@ def place(family: Family, medium: Medium, shape: MediumShape) -> PlacedMedium:
 
 
 def image_bytes(kind: str | None, pixels: int, *, full_size: bool, turned: bool) -> int:
-    """What decoding an image takes.
+    """Bytes of memory that decoding an image takes.
 
     Args:
         kind: its format, as Pillow names it, or ``PDF``.
@@ -152,7 +152,7 @@ def image_bytes(kind: str | None, pixels: int, *, full_size: bool, turned: bool)
 
 
 def video_bytes(codec: str, pixels: int, bits_per_pixel: int, *, full_size: bool) -> int:
-    """What decoding a video takes at least.
+    """Bytes of memory that decoding a video takes at least.
 
     Args:
         codec: its name in FFmpeg.

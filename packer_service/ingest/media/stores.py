@@ -33,7 +33,7 @@ PATIENCE = 60.0
 """Seconds to wait for an image, after which it is left to the decoder, whose time is limited."""
 
 Key = tuple[MediaReach, str]
-"""Which image it is: what its URI is relative to and may reach, and the URI."""
+"""Key of an image: the folder that its URI is relative to, what it may reach, and the URI."""
 
 
 @dataclass(kw_only=True)
@@ -91,7 +91,7 @@ class ImagesAhead:
 
 
 AHEAD = ImagesAhead()
-"""Those of the packing process, which measures, renders or decodes one document after the other."""
+"""Images read ahead by the packing process, which measures, renders or decodes one document after the other."""
 
 
 def _is_read_ahead(medium: Medium, folder: MediaReach) -> bool:
@@ -115,7 +115,7 @@ def _content(folder: MediaReach, uri: str) -> bytes | None:
 T = TypeVar("T")
 
 RETRY_SECONDS = 30.0
-"""How long a medium is tried again, beside the retries of the store's own client, if the store answered before."""
+"""Seconds for which a medium is tried again, beside retries of the store's own client, if the store answered before."""
 FIRST_WAIT = 1.0
 """Seconds before the second try; each wait is twice the one before."""
 MOST_FAILURES = 8
@@ -125,7 +125,7 @@ REASON_CHARACTERS = 200
 _LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Failures of this machine, not of a store."""
 _FINAL = re.compile("ACCESS_DENIED|NO_SUCH_BUCKET|INVALID_ACCESS_KEY|EXPIRED_TOKEN|Unable to load|PERMISSION_DENIED")
-"""What trying again does not mend."""
+"""Errors that trying again does not mend."""
 
 _ROW: ContextVar[str] = ContextVar("row", default="a row")
 
@@ -151,14 +151,14 @@ class _Failures:
 
 
 class Stores:
-    """What is known in this process of the stores that rows name."""
+    """State of the stores that rows name, as this process knows it."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failures] = {}
         self._lock = Lock()
 
     def ask(self, medium: Medium, base: MediaReach, call: Callable[[], T]) -> T:
-        """What a call gives that reads a medium, which may be tried several times.
+        """Calls a function that reads a medium, which may be tried several times.
 
         Raises:
             DocumentError: as the call raised it, or ``unreachable_media``: a store did not give the medium.
@@ -217,4 +217,4 @@ def _store(medium: Medium, base: MediaReach) -> str | None:
 
 
 STORES = Stores()
-"""Those of the packing process."""
+"""The stores of the packing process."""

@@ -1,4 +1,4 @@
-"""Which frames of a video a document shows, found without decoding."""
+"""Choice of the frames of a video that a document shows, made without decoding."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ CACHED_TOKENS = 2**22
 pack here lie in different packs there."""
 
 _PLACES = ("offset", "header_size", "head_crc32c")
-"""Not the shard's name, which follows from the pack's number: a name in a table could lead out of the dataset."""
+"""Columns of a pack's place but for the shard, which follows from its number: a name could lead out of the dataset."""
 _ROWS = ("doc_id", "piece", "copy_number", "epoch", "source", "pack_id", "truncated_tokens")
 
 
@@ -45,7 +45,7 @@ _BUFFER = 8 << 20
 """Bytes that are asked of an object store at a time while a table is hashed."""
 
 _ANY_PACK = (0, np.iinfo(np.int64).max)
-"""What may be in a row group that does not say: one without rows."""
+"""Range of packs of a row group that does not state one because it has no rows."""
 
 
 class StoredTable:
@@ -93,7 +93,7 @@ class StoredTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the columns that are read."""
+        """The schema of the columns that are read."""
         return pa.schema([self._file.schema.field(name) for name in self.columns])
 
     def read(self) -> pa.Table:
@@ -149,7 +149,7 @@ class PackedDatasetSource:
 
     @cached_property
     def _packs(self) -> pa.Table:
-        """Where each pack lies, one row per pack in order."""
+        """The place of each pack, one row per pack in order."""
         table = self._table("packs.parquet", _PLACES).read()
         if len(table) != self.n_packs:
             raise ConfigError(f"SOURCE {self.file.label}: packs.parquet is not the manifest's; put the file back")
@@ -185,7 +185,7 @@ class PackedDatasetSource:
         return {each.name: kind_of(each.type) for each in fields}
 
     def joined_values(self, row: SourceRow, names: Sequence[str]) -> dict[str, Kept]:
-        """What was joined to a document, in some of these columns."""
+        """Values joined to a document, in some of these columns."""
         assert self._annotations is not None, "has columns"
         rows = self._annotations.rows_of(row.reference.offset, row.reference.offset + 1)
         found = rows.slice(row.reference.size, 1).to_pylist()
@@ -195,7 +195,7 @@ class PackedDatasetSource:
 
     @cached_property
     def _annotations(self) -> StoredTable | None:
-        """What was joined to the documents, as it was when the dataset was listed."""
+        """The table joined to the documents, as it was when the dataset was listed."""
         sha256 = None if self.file.dataset is None else self.file.dataset.annotations_sha256
         if sha256 is None:
             return None
@@ -271,7 +271,7 @@ class PackedDatasetSource:
         return set(self._lost().to_pylist()) if self.config.oversize == "split" else set()
 
     def reject_codes(self) -> dict[str, int]:
-        """How many documents were rejected for what."""
+        """Number of rejected documents by code."""
         if not self.manifest.counts.rejected:
             return {}
         counted = pc.value_counts(self._table("rejects.parquet", ["code"]).read()["code"])
@@ -353,7 +353,7 @@ class PackedDatasetSource:
 
 
 class _PackHead(NamedTuple):
-    """Where the header part of a pack lies, the checksum of its head, and how errors name it."""
+    """Place of the header part of a pack, the checksum of its head, and how errors name it."""
 
     pack_id: int
     header: Range
@@ -366,5 +366,5 @@ assert set(_ROWS) <= set(DOCUMENTS.names)
 
 @lru_cache(maxsize=8)
 def open_dataset(file: SourceFile) -> PackedDatasetSource:
-    """As :meth:`PackedDatasetSource.of`, once per process."""
+    """Opens a dataset by :meth:`PackedDatasetSource.of`, once per process."""
     return PackedDatasetSource.of(file)

@@ -26,7 +26,7 @@ from preshard.schemas.sequence import CAUSAL_ONLY, NOT_POOLED, PackedSequence
 
 _COLUMNS = [field.name for field in fields(Units)]
 _NO_GROUP = np.iinfo(np.int32).max
-"""Above every group's number."""
+"""Number above that of every group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -146,7 +146,7 @@ def _media_of(part: RenderedDocument) -> list[object]:
 
 
 def _media_before(parts: Sequence[RenderedDocument]) -> list[int]:
-    """What each part adds to its numbers of images and videos: a video that a cut went through keeps its number."""
+    """Offset of each part's numbers of images and videos: a video that a cut went through keeps its number."""
     following, before = 0, []
     for number, part in enumerate(parts):
         before.append(following - (number > 0 and parts[number - 1].medium_cut))
@@ -155,7 +155,7 @@ def _media_before(parts: Sequence[RenderedDocument]) -> list[int]:
 
 
 def _units(parts: Sequence[RenderedDocument]) -> tuple[Int32[np.ndarray, "doc"], Units]:
-    """Which unit each row belongs to, and all units, counted through the whole document."""
+    """The unit of each row, and all units, counted through the whole document."""
     media, tokens = _media_before(parts), [0, *accumulate(map(len, parts))]
     counts = [0, *accumulate(len(part.units) for part in parts)]
     unit_ids = np.concatenate(

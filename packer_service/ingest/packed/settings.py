@@ -1,4 +1,4 @@
-"""Which keys of a dataset's configuration may change when it is packed again, and what it is packed for."""
+"""Keys of a dataset's configuration that may change when it is packed again, and the model that it is packed for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from preshard.schemas.manifest import ManifestHead
 
 
 def packed_target(config: PackConfig, files: Sequence[SourceFile]) -> PackedFor:
-    """What a job packs for: what the datasets among its sources were packed for, or what the configuration names.
+    """Tokenizer and model of a job: those of the datasets among its sources, or those that the configuration names.
 
     The files of a tokenizer and a model are needed only for rows, or where the configuration names other ones than the
     datasets did.
@@ -68,7 +68,7 @@ def _refuse_other_files(target: PackedFor, label: str, manifest: ManifestHead) -
 
 
 def _facts(entry: BaseModel | None) -> dict[str, Any]:
-    """What decides tokens and images, without the name of a file."""
+    """Values that decide tokens and images, without the name of a file."""
     return {} if entry is None else entry.model_dump(mode="json", exclude={"name"})
 
 

@@ -18,7 +18,7 @@ DATASET = "dataset"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetIdentity:
-    """Which packed dataset a source is: its id, and the hash of its manifest, which covers every byte of it.
+    """Identity of a packed dataset as a source: its id, and the hash of its manifest, which covers every byte of it.
 
     ``annotations_sha256`` is the hash of its annotations where ``where`` may ask for them and there are some.
     """
@@ -83,13 +83,13 @@ class SourceFile:
 
     @property
     def media(self) -> MediaReach:
-        """What references in its rows are relative to, at last its folder, and what they may reach."""
+        """Places that references in its rows are relative to, at last its folder, and those that they may reach."""
         folder, *others = (*self.media_root, self.folder)
         roots = self.media_roots or (self.folder,)
         return MediaReach(folder=folder, others=tuple(others), roots=roots, file=self.label)
 
     def beneath_of(self, uris: Iterable[str]) -> str:
-        """What tells apart the folders that hold these relative references of a row."""
+        """A key that tells apart the folders that hold these relative references of a row."""
         if self.media_root and any(self.media.place_of(uri) for uri in uris):
             return f"{self.beneath} {self.folder}"
         return self.beneath
@@ -115,7 +115,7 @@ class SourceFile:
         return {names.get(name, name): value for name, value in row.items() if name in given or name not in names}
 
     def location(self, line: int) -> str:
-        """How results name a row: by the file's label and the row's number from 1."""
+        """The name of a row in results: its file's label and its number from 1."""
         return f"{self.label}:{line}"
 
 
@@ -129,13 +129,13 @@ class Fragment:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """The fragment's name in messages."""
         return f"{self.file.label} from {self.start} to {self.end}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowReference:
-    """Where a row lies: byte offset and size, group of rows and row in it, or pack and document in it."""
+    """Place of a row: byte offset and size, group of rows and row in it, or pack and document in it."""
 
     offset: int
     size: int

@@ -51,7 +51,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sources:
-    """What was found of a job's sources.
+    """Files found in a job's sources, and what is notable about them.
 
     ``unread`` counts the files in folders that are no source, by a pattern that ``ignore`` takes, but for those with an
     ending that images and videos of first rows have, and ``unused`` the
@@ -67,7 +67,7 @@ class Sources:
     doubts: tuple[str, ...] = ()
 
     def notes(self) -> Iterator[str]:
-        """What a user should know before the work begins."""
+        """Yields notes that a user should read before the work begins."""
         titles = Counter[str]()
         first: dict[str, str] = {}
         for file in self.files:
@@ -199,7 +199,7 @@ def _with_media(
 
 
 def _packed_notes(packed: Sequence[str]) -> Iterator[str]:
-    """What is said of packed datasets in the folders of sources."""
+    """Notes on packed datasets in the folders of sources."""
     if packed:
         shown = ", ".join(packed[:SHOWN]) + (f" and {len(packed) - SHOWN} more" if len(packed) > SHOWN else "")
         what, them = ("the packed dataset", "it") if len(packed) == 1 else ("the packed datasets", "them")
@@ -234,7 +234,7 @@ def _is_packed(location: str, folder: str, entries: Sequence[Entry]) -> bool:
 
 
 def _without_rows(source: str, entries: Sequence[Entry], packed: str | None) -> str:
-    """Why a source has no file of rows, and what would be one."""
+    """Reason why a source has no file of rows, and what would be one."""
     if packed is not None:
         return f"holds no rows but packed datasets; name {packed} itself"
     if any(is_medium(path) for path, _ in entries):

@@ -116,7 +116,7 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
 
 
 def _as_they_are(file: SourceFile, form: Form, columns: Columns) -> Columns:
-    """What columns that the form does not read hold, of which their types do not tell: those of first rows."""
+    """Kinds, judged by first rows, of the columns that the form does not read and whose types do not tell."""
     left = [name for name, kind in columns.items() if kind == OTHER and not form.reads(name, columns)]
     if not left:
         return {}

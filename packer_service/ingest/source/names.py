@@ -1,4 +1,4 @@
-"""What paths and patterns of a command line say: folders, splits, names that match, containers and labels."""
+"""Meaning of the paths and patterns of a command line: folders, splits, names that match, containers and labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = "all"
 """Asks for every file, whatever its split."""
 
 SAVED = "dataset_dict.json"
-"""What ``save_to_disk`` writes beside the folders of the splits of a ``DatasetDict``."""
+"""File that ``save_to_disk`` writes beside the folders of the splits of a ``DatasetDict``."""
 
 KEYWORDS = {
     "train": "train|training",
@@ -98,7 +98,7 @@ def chosen_files(source: str, files: Sequence[str], splits: Mapping[str, str], w
 
 
 def left_out_note(label: str, files: Sequence[str], splits: Mapping[str, str], chosen: set[str]) -> Iterator[str]:
-    """What a choice of splits leaves out of a folder."""
+    """Notes on what a choice of splits leaves out of a folder."""
     counts = Counter(splits.get(file, "no split") for file in files if file not in chosen)
     if counts:
         left = ", ".join(f"{name} ({_files(number)})" for name, number in sorted(counts.items()))
@@ -112,9 +112,9 @@ def _files(number: int) -> str:
 ENDINGS = frozenset((*SUFFIXES, *WHOLE_SUFFIXES, *CODECS))
 _NUMBERED = re.compile(r"-[0-9]{5}-of-[0-9]{5}.*$")
 METADATA = frozenset(("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json"))
-"""What ``datasets`` writes beside its files of rows."""
+"""Files that ``datasets`` writes beside its files of rows."""
 CACHE = re.compile(r"^(cache|indices|tmp)[-.].*[.]arrow$|^cache-.*")
-"""What ``datasets`` leaves in a folder when its rows are mapped or filtered: not the rows that were saved."""
+"""Names of files that ``datasets`` leaves in a folder when rows are mapped or filtered: not those that were saved."""
 
 
 def root_of(source: str) -> str:

@@ -126,7 +126,7 @@ def takes_arguments(template: ChatTemplate) -> tuple[bool, bool]:
 
 
 def _with_arguments(template: ChatTemplate, arguments: str | Turn) -> str:
-    """What a template writes of a call, or an object as Python prints it where the template fails."""
+    """Text that a template writes for a call, or an object as Python prints it where the template fails."""
     user, call = BEFORE["tool"]
     called = {**call["tool_calls"][0], "function": {"name": "f", "arguments": arguments}}
     turns = (user, {**call, "tool_calls": [called]})

@@ -1,4 +1,4 @@
-"""Where each turn of an assistant lies in the text of a whole conversation.
+"""Place of each turn of an assistant in the text of a whole conversation.
 
 A template may write a turn in one way while it is the last and in another once others follow, as those that drop the
 reasoning of earlier turns do. So the whole conversation is rendered again with a mark in each field. Marks that are all
@@ -24,7 +24,7 @@ MARKED = ("content", "reasoning_content", "reasoning", "thinking", "name")
 """Fields of a message that are text, in which a mark can stand."""
 
 Place = Callable[[int], int]
-"""Where a mark stands in a text of some characters, white space at its end left out."""
+"""Function that gives the place of a mark in a text of some characters, white space at its end left out."""
 
 PLACES: tuple[tuple[Place, bool], ...] = (
     (lambda length: length, True),
@@ -114,7 +114,7 @@ class _SpanFinder:
         return found[0] + len(end) if is_there else None
 
     def _header(self, number: int, tail: str) -> int:
-        """Where in the text behind the last mark the header of a turn begins: what its prompt alone has."""
+        """Start of a turn's header, which its prompt alone has, in the text behind the last mark."""
         found = self._behind(number, prompt=False)
         same = alike(tail, "" if found is None else found[1])
         return next((begin for begin, end in _tokens(self.template, tail) if begin < same < end), same)
@@ -216,12 +216,12 @@ def _with_marks(turn: Turn, number: int, owners: list[tuple[int, str]], place: P
 
 
 def alike(a: str, b: str) -> int:
-    """How many characters two texts have in common at their beginnings."""
+    """Number of characters that two texts have in common at their beginnings."""
     return bisect_left(range(min(len(a), len(b))), True, key=lambda n: a[: n + 1] != b[: n + 1])
 
 
 def _tokens(template: ChatTemplate, text: str) -> Iterator[Span]:
-    """Where a text spells one of the tokenizer's tokens besides its vocabulary."""
+    """Places where a text spells one of the tokenizer's tokens besides its vocabulary."""
     pattern = _pattern(template.tokens)
     return (found.span() for found in pattern.finditer(text)) if pattern else iter(())
 

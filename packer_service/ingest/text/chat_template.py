@@ -46,7 +46,7 @@ class ChatTemplate:
 
     @property
     def sha256(self) -> str:
-        """Of the source alone; the special tokens are the tokenizer's."""
+        """Hash of the source alone; the special tokens are the tokenizer's."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @property
@@ -57,7 +57,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """What a template is given: messages and, as JSON text, what the row has besides them.
+    """Input of a template: messages and, as JSON text, what the row has besides them.
 
     ``weights`` says what the loss of each message counts, 0 where the model is not trained to write it. Where
     ``prompt_turns`` is given, all that follows so many turns is learnt.

@@ -58,7 +58,7 @@ def chat_text(template: ChatTemplate, chat: Conversation) -> ChatText:
 
 
 def _completion(template: ChatTemplate, chat: Conversation, whole: str) -> list[LossSpan]:
-    """What follows a prompt, as TRL finds it: from where the conversation stops to begin like the prompt for an answer.
+    """Spans behind a prompt, as TRL finds it: from where the conversation stops to begin like the prompt for an answer.
 
     Where answers count differently, what lies between two of them counts as the later one.
     """
@@ -152,7 +152,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _least(places: list[Span], weights: list[float], start: int, end: int) -> float:
-    """What characters count that turns lie in: the least of theirs, or 1 outside of all of them."""
+    """Loss weight of characters that turns lie in: the least of theirs, or 1 outside of all of them."""
     return min(
         (w for w, (first, last) in zip(weights, places, strict=True) if start < last and first < end), default=1.0
     )
@@ -171,12 +171,12 @@ def _joined(spans: list[LossSpan]) -> tuple[LossSpan, ...]:
 
 
 PROCESSOR_TEMPLATE = "chat_template.json"
-"""Where processors kept their template before ``chat_template.jinja``; it goes before the tokenizer's."""
+"""File in which processors kept their template before ``chat_template.jinja``; it goes before the tokenizer's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderTokenizer:
-    """What is taken from a folder.
+    """Parts of a tokenizer taken from a folder.
 
     Attributes:
         tokenizer: the tokenizer that ``transformers`` uses, as the JSON text of the ``tokenizers`` library.
@@ -249,7 +249,7 @@ def chat_texts(template: ChatTemplate, chats: Sequence[Conversation], process: I
 
 
 def load_folder(path: str) -> FolderTokenizer:
-    """What :func:`preshard.packer_service.ingest.text.chat_text.read_folder` takes from a folder.
+    """Loads what :func:`preshard.packer_service.ingest.text.chat_text.read_folder` takes from a folder.
 
     Raises:
         ConfigError: as there.

@@ -55,7 +55,7 @@ NAMED = (
 """Its first special tokens in the order of their ids. The file only says how many there are."""
 
 CONFIG = re.compile(r'"config":\s*(?={)')
-"""Where the file says how large its vocabulary is. Inside its strings, quotation marks have a backslash before them."""
+"""Pattern of the place with the vocabulary's size. Inside its strings, quotation marks have a backslash before them."""
 
 
 def load_tekken(special: SpecialTokensConfig) -> Tokenizer:
@@ -127,7 +127,7 @@ def _special_ids(number: int) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenDecoder:
-    """What turns ids into text, special tokens spelled out, and the SHA-256 of its file."""
+    """Decoder of ids into text, special tokens spelled out, and the SHA-256 of its file."""
 
     decode: Callable[[Sequence[int]], str]
     sha256: str
@@ -162,7 +162,7 @@ def load_decoder(name: str) -> TokenDecoder:
 
 
 def parse_decoder(content: bytes) -> Callable[[Sequence[int]], str]:
-    """What turns ids into text, from the bytes of a ``tokenizer.json``.
+    """Returns a function that turns ids into text, from the bytes of a ``tokenizer.json``.
 
     Raises:
         ConfigError: it is not a tokenizer.
@@ -284,7 +284,7 @@ class SpecialIds:
         )
 
     def by_role(self, ids: Mapping[str, int]) -> str:
-        """What chat templates find under ``bos_token`` and the like where no folder says it, as JSON text."""
+        """Tokens that chat templates find as ``bos_token`` and the like where no folder names them, as JSON text."""
         names = {number: name for name, number in ids.items()}
         roles = {"bos_token": self.bos, "eos_token": self.eos, "pad_token": self.pad}
         return json.dumps({role: names[number] for role, number in roles.items() if number in names})

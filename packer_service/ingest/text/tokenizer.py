@@ -1,4 +1,4 @@
-"""What is known of a tokenizer, which ``load`` makes: text to tokens and back, and the special tokens around text."""
+"""Tokenizer that ``load`` makes: text to tokens and back, and the special tokens around text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MARKS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatFormat:
-    """How turns are written, as token ids.
+    """Format of turns, as token ids.
 
     A turn is ``before[role]``, its content, ``end[role]`` and ``after[role]``. The content and ``end`` of an
     assistant's turn carry loss: the model must also learn to stop.
@@ -47,7 +47,7 @@ class ChatFormat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFormat:
-    """How a unit (a frame, or a still image with its crops) is written: ``begin``, crops of ``token``, ``end``.
+    """Format of a unit (a frame, or a still image with its crops): ``begin``, crops of ``token``, ``end``.
 
     ``separator`` stands between the crops of a still image.
     """

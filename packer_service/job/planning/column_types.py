@@ -19,7 +19,7 @@ from preshard.packer_service.ingest.source.look import first_rows, header_names
 from preshard.packer_service.tables.connect import connect
 
 ROWS, BYTES = 20_480, 4 * 2**20
-"""What of a file its columns' types follow from, at most: so many rows are DuckDB's own sample."""
+"""Most rows and bytes of a file that decide its columns' types: so many rows are DuckDB's own sample."""
 EXAMPLES = 16
 """Values of a column of lists or objects that are kept: they show the keys that a row may lack."""
 NESTED = "NESTED"
@@ -33,7 +33,7 @@ _FORMATS = {
     "DATE": ("%m-%d-%Y", "%m-%d-%y", "%d-%m-%Y", "%d-%m-%y", "%y-%m-%d"),
     "TIMESTAMP": ("%m-%d-%Y %I:%M:%S %p", "%m-%d-%y %I:%M:%S %p", "%d-%m-%Y %H:%M:%S", "%d-%m-%y %H:%M:%S"),
 }
-"""Those besides ISO 8601 that DuckDB takes text in JSON for."""
+"""Formats besides ISO 8601 that DuckDB recognises in JSON text."""
 
 
 def column_types(file: SourceFile, words: frozenset[str]) -> tuple[AskedColumn, ...]:
@@ -94,7 +94,7 @@ def _of_json(
 
 
 def _format(connection: duckdb.DuckDBPyConnection, rows: str, name: str, kind: str) -> str | None:
-    """How a column of dates is written, if not as ISO 8601 says."""
+    """Format of a column of dates, if it is not ISO 8601."""
     formats = _FORMATS.get(kind, ())
     if not formats:
         return None
@@ -190,7 +190,7 @@ def cast_of(column: AskedColumn, cast: str = "CAST", structure: str | None = Non
 
 
 def structure_of(connection: duckdb.DuckDBPyConnection, texts: Sequence[str | None]) -> str | None:
-    """What ``json_transform`` makes of lists and objects, with every key that one of them has."""
+    """Structure of lists and objects for ``json_transform``, with every key that one of them has."""
     connection.register("examples", pa.table({"text": pa.array(texts, pa.string())}))
     [(found,)] = connection.execute("SELECT json_group_structure(CAST(text AS JSON)) FROM examples").fetchall()
     structure = None if found is None else _without_empty_keys(json.loads(found))
@@ -198,7 +198,7 @@ def structure_of(connection: duckdb.DuckDBPyConnection, texts: Sequence[str | No
 
 
 def _without_empty_keys(structure: Any) -> Any:
-    """What ``json_transform`` takes: no key without a name, nor values of which none is there."""
+    """Structure that ``json_transform`` takes: no key without a name, nor values of which none is there."""
     if isinstance(structure, dict):
         kept = {key: _without_empty_keys(value) for key, value in structure.items() if key}
         return kept or "JSON"

@@ -24,7 +24,7 @@ from preshard.packer_service.tables.rows import BATCH_ROWS, KeyRange, read_rows,
 from preshard.schemas.config import PackConfig
 
 COPIES_FILE = "duplicates.parquet"
-"""In the work folder: documents that another one equals."""
+"""File in the work folder with the documents that another one equals."""
 
 FOUND = pa.schema(
     [
@@ -90,7 +90,7 @@ _FOLLOW = """
     FROM copies AS other WHERE copies.first = other.place
         AND (other.is_dropped OR (copies.code, other.code) = ('duplicate_text', 'near_duplicate'))
 """
-"""What equals a document that goes itself refers to the one that that one goes for."""
+"""Points copies of a document that is dropped itself to the one for which it is dropped."""
 
 _RESULT = f"""
     SELECT d.{HASH}, d.file, d.line, code AS copy_code, label || ':' || o.line AS original, is_dropped

@@ -46,13 +46,13 @@ class Row(NamedTuple):
 
     @property
     def location(self) -> str:
-        """How results name the row."""
+        """The row's name in results."""
         return f"{self.label}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of rows whose id others have as well, by the number of the row.
+    """Outcome for rows whose id others have as well, by the number of the row.
 
     Attributes:
         ids: the new ids.
@@ -64,7 +64,7 @@ class Settled:
 
 
 def settle_rows(found: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> tuple[pa.Table, int]:
-    """What becomes of rows whose id others have as well, with the columns :data:`SETTLED`; how many get a number.
+    """Settles rows whose id others have as well. Returns a table with :data:`SETTLED`, and how many get a number.
 
     Args:
         found: the rows of some stems: ``file``, ``line``, ``doc_id``, ``content``, ``rendered`` and ``is_stored``.

@@ -1,4 +1,4 @@
-"""What measuring notes of a document, so that it can be seen whether another one says or shows the same."""
+"""Identity of documents: notes of measuring by which it can be seen whether another one says or shows the same."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_duplicates(asked: DuplicatesConfig, files: Sequence[SourceFile]) -> No
 
 
 def identify(row: SourceRow, pieces: Sequence[RenderedDocument], config: PackConfig) -> dict[str, bytes | None]:
-    """What says whether another document is the same, in columns of a measured row; nothing where nobody asks.
+    """Columns of a measured row that tell whether another document is the same; nothing where nobody asks.
 
     ``text`` is a hash of its tokens and media, ``media`` one of its images and videos: of an image where ``images`` are
     compared its pixels, else its name or bytes. ``pictures`` is the same where it shows images and these are compared.
@@ -93,7 +93,7 @@ def _media_digest(
 def _medium_bytes(
     medium: Medium, base: MediaReach, beneath_of: Callable[[list[str]], str], pixels_of: PackConfig | None
 ) -> bytes:
-    """What tells a medium from others: an image's pixels where a configuration is given, else names or bytes."""
+    """Bytes that tell a medium from others: an image's pixels where a configuration is given, else names or bytes."""
     if medium.kind == "image" and not medium.frames and pixels_of is not None:
         return b"pixels" + pixel_digest(medium, base, pixels_of)
     beneath = None if medium.uri is None or is_absolute(medium.uri) else beneath_of([medium.uri])

@@ -172,7 +172,7 @@ def _measure_row(row: SourceRow, fragment: Fragment, config: PackConfig) -> list
 
 
 def _place(fragment: Fragment, row: SourceRow) -> str:
-    """How a message names a row whose number in its file is not known yet, unless it lies in the first fragment."""
+    """Name in a message of a row whose number in its file is not known yet, unless it lies in the first fragment."""
     whole, file = not fragment.start, fragment.file
     return file.location(row.number + 1) if whole else f"{file.label}, offset {row.reference.offset}"
 

@@ -1,4 +1,4 @@
-"""What measuring keeps in a job's work folder: one table per fragment of the source.
+"""Results of measuring in a job's work folder: one table per fragment of the source.
 
 Tasks keep their own results, so that a result outlives the driver, and no lengths pass through it. Every file is
 written whole or not at all: what is there is done. A file's name says how many lines and rows it holds, so listing the
@@ -100,14 +100,14 @@ class KeptFragment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredCounts(TaskCounts):
-    """What measuring a fragment gave, in numbers."""
+    """Counts from measuring a fragment."""
 
     kept: KeptFragment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredFragment:
-    """What measuring a fragment gave, and the seconds that it took."""
+    """Results of measuring a fragment, and the seconds that it took."""
 
     measured: Measured
     seconds: float
@@ -136,7 +136,7 @@ def count_by_code(table: pa.Table) -> dict[str, int]:
 
 
 def find_measured(work: Folder, indices: Iterable[int], *, unreachable: bool = False) -> dict[int, KeptFragment]:
-    """Those of some fragments that were measured before, by number. Lists only the folders that can hold them.
+    """Fragments, of those given, that were measured before, by number. Lists only the folders that can hold them.
 
     Args:
         work: the work folder.

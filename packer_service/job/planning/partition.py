@@ -46,7 +46,7 @@ REFERENCE = (
 """Columns of a document that its rows of the plan have."""
 
 IS_FIRST = "coalesce(piece, 0) = 0"
-"""Of the rows of a document, the one of its first piece; a rejected document has a single row."""
+"""Condition that selects, of a document's rows, the one of its first piece; a rejected document has a single row."""
 
 SHARED = f"""
     SELECT DISTINCT {HASH} FROM (
@@ -105,7 +105,7 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunsHeld:
-    """What the runs hold, as every partition has to know it.
+    """Contents of the runs, as every partition has to know them.
 
     Attributes:
         runs: their names.
@@ -123,7 +123,7 @@ class RunsHeld:
 
 
 def count_partitions(by_source: Mapping[str, int], config: PackConfig, rows_each: int) -> int:
-    """How many partitions there are.
+    """Number of partitions.
 
     Args:
         by_source: rows of each source that can be packed.
@@ -232,7 +232,7 @@ class _Scan:
         return len(found) > 0
 
     def settle(self) -> tuple[pa.Table, int]:
-        """What becomes of rows whose id others have as well, and how many of them get a number."""
+        """Settles rows whose id others have as well. Returns a table, and how many of them get a number."""
         self._read(HASH, "own_hash", "piece")
         shared = self._tables.sql(SHARED).to_arrow_table()
         if not len(shared):
@@ -283,7 +283,7 @@ def _plan_rows(documents: pa.Table, taken: Taken, plan: Plan) -> Iterator[pa.Tab
 
 
 def _count_ids(hashes: np.ndarray, taken: Taken) -> int:
-    """How many different ids there are, however often each is taken: rows of one id are neighbours in every pass."""
+    """Number of different ids, however often each is taken: rows of one id are neighbours in every pass."""
     once = hashes[(taken.copy_number == 0) & (taken.epoch == 0)]
     return int((once[1:] != once[:-1]).sum()) + bool(len(once))
 

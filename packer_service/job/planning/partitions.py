@@ -1,4 +1,4 @@
-"""From measured fragments to a plan in partitions: the order of the steps of planning, each of which can be resumed.
+"""Steps of planning, from measured fragments to a plan in partitions, in their order; each can be resumed.
 
 An external sort by the hash of the id without an exchange between tasks: runs of neighbouring fragments are sorted,
 then each partition reads its range of hashes from all runs. A task keeps its result in the work folder and tells the
@@ -81,7 +81,7 @@ class PlanFacts(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionPlanner:
-    """What every step of planning needs.
+    """Inputs of every step of planning.
 
     Attributes:
         work: the work folder.

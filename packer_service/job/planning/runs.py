@@ -54,7 +54,7 @@ where it is that of the stem."""
 
 
 class RunFacts(BaseModel):
-    """What the driver has to know of a run.
+    """Facts of a run that the driver has to know.
 
     Attributes:
         n_documents: documents, rejected ones included.

@@ -317,6 +317,6 @@ def _of_batches(rows: Iterator[Row], file: SourceFile, where: Where) -> Answered
 
 
 def filtered_documents(table: pa.Table, expression: str) -> Bool[np.ndarray, "rows"]:
-    """Which rows of ``documents.parquet`` ``where`` is true for."""
+    """Rows of ``documents.parquet`` for which ``where`` is true."""
     with asking(expression) as where:
         return where.of_table(table)

@@ -23,7 +23,7 @@ EXPORTED = pa.schema(
 
 
 def check_export(file: Path) -> None:
-    """Before hours of measuring: whether a plan can be written there.
+    """Checks before hours of measuring whether a plan can be written there.
 
     Raises:
         ConfigError: it is a folder, or its folder does not exist or takes no files.

@@ -222,7 +222,7 @@ def _units(rendered: RenderedDocument, parts: Sequence[dict[str, Any]]) -> list[
 
 
 def _parts(number: int, placed: PlacedMedium) -> list[dict[str, Any]]:
-    """For each unit of an image or video the number of that, the sizes of its crops, and the times of its frames."""
+    """Entry of each unit of an image or video: number of its medium, sizes of its crops, and times of its frames."""
     units = [placed.placement.units[i] for i in placed.numbers]
     times: Sequence[float] = placed.shape.timestamps.tolist() if isinstance(placed.shape, VideoFrames) else []
     return [

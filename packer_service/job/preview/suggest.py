@@ -46,7 +46,7 @@ RATES = (2.0, 1.0, 0.5)
 
 WHOLE_LENGTH = 2**27
 WHOLE = {"seq_len": WHOLE_LENGTH, "max_images": None, "cp_sizes": [1], "ring_degrees": [1], "layouts": ["contiguous"]}
-"""Under this no document is cut."""
+"""Configuration under which no document is cut."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +200,7 @@ def _rendered(
 def _bytes_per_patch(
     rows: Sequence[DrawnRow], documents: Sequence[RenderedDocument | DocumentError], config: PackConfig
 ) -> float:
-    """What crops take in a shard for each of their patches, by encoding some of some documents."""
+    """Bytes per patch that crops take in a shard, by encoding some of some documents."""
     shown = [number for number, each in enumerate(documents) if not isinstance(each, DocumentError) and each.n_images]
     size = patches = 0.0
     for number in shown[:: -(-len(shown) // ENCODED_DOCUMENTS) or 1]:

@@ -49,12 +49,12 @@ DEGREES = (1, 2, 4, 8)
 """Ring degrees and CP sizes that are compared; layouts are searched for, in a time that grows with them."""
 
 CROP_BYTES = 1100
-"""What a crop takes in a shard besides its content: a header, padding, and what the sample's head says of it."""
+"""Bytes of a crop in a shard besides its content: a header, padding, and what the sample's head says of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """What was drawn of a source.
+    """Documents drawn of a source.
 
     Attributes:
         documents: those that can be rendered, whole, by frames a second.
@@ -75,7 +75,7 @@ class Sampled:
     bytes_per_patch: float
 
     def of_source(self, drawn: int) -> int:
-        """How many documents of the source so many drawn ones stand for."""
+        """Number of documents of the source that so many drawn ones stand for."""
         return drawn if self.rows == self.n_rows else max(round(drawn * self.n_rows / max(self.rows, 1)), drawn)
 
 
@@ -232,7 +232,7 @@ def _cut(documents: Sequence[RenderedDocument], config: PackConfig) -> list[Rend
 
 
 def _again(kept: Sequence[RenderedDocument], n_documents: int, config: PackConfig) -> Sizes:
-    """As many documents as the source has, or enough for :data:`LEAST_PACKS`: the drawn ones again and again."""
+    """Sizes of as many documents as the source has, or enough for :data:`LEAST_PACKS`: those drawn, again and again."""
     totals = [UnitTotals.of(each.units) for each in kept]
     tokens = np.array([len(each) for each in kept], np.int64)
     wanted = -(-LEAST_PACKS * config.seq_len * len(kept) // max(int(tokens.sum()), 1))
@@ -354,7 +354,7 @@ def written(
 
 
 _STYLE: dict[str, Any] = {"sort_keys": False, "width": 2**20}
-"""How YAML is written: mappings on lines of their own, lists on one."""
+"""Style of YAML: mappings on lines of their own, lists on one."""
 
 
 def _table(choices: Sequence[Choice], taken: Choice, sampled: Sampled) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the packs of a shard are built from: its documents, read again and rendered, and their crops.
+"""Contents of a shard, from which its packs are built: its documents, read again and rendered, and their crops.
 
 Layouts follow from tokens alone, so they are solved while another thread decodes; and while a pack is encoded and
 written, the documents of the next one are read and probed. No crop is decoded before the pack in front of it is
@@ -44,10 +44,10 @@ AHEAD_PIXELS = 2**30
 """Most pixels that wait for later packs, of one video: some 250 MB as JPEG, and more than most shards have."""
 
 VideoName = tuple[str, str]
-"""Which video it is: the folder that its URI is relative to, and the URI."""
+"""Name of a video: the folder that its URI is relative to, and the URI."""
 
 Shows = dict[VideoName, dict[ShardDocument, None]]
-"""For each video that is shown more than once, the documents that show it, in the shard's order."""
+"""Documents that show each video that is shown more than once, in the shard's order."""
 
 
 class ShardContents:
@@ -253,7 +253,7 @@ class _WaitingPictures:
 
 
 def _name(medium: Medium, folder: MediaReach) -> VideoName | None:
-    """What is equal for clips of one video; None for an image, and for a video whose bytes are in its row."""
+    """The name that clips of one video share; None for an image, and for a video whose bytes are in its row."""
     if medium.kind != "video" or medium.uri is None or medium.data is not None:
         return None
     return ("" if is_absolute(medium.uri) else folder.folder, medium.uri)

@@ -77,7 +77,9 @@ def build_and_keep(
 
 
 def find_kept(numbers: Sequence[int], out: str) -> tuple[int, list[int]]:
-    """How many of some shards have a record, and which of those are, byte for byte, what it says. Runs in tasks."""
+    """Number of those of some shards that have a record, and the list of those that are, byte for byte, what it says.
+    Runs in tasks.
+    """
     folder = Folder(out)
     found = [(number, _is_kept(folder, number)) for number in numbers]
     return sum(kept is not None for _, kept in found), [number for number, kept in found if kept]
@@ -183,7 +185,7 @@ class RecordHead(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecord:
-    """What is on record of a written shard, and the seconds that writing it took."""
+    """Record of a written shard, and the seconds that writing it took."""
 
     entry: ShardEntry
     seconds: float

@@ -28,8 +28,8 @@ SLACK = 64
 """A gather path within ``1 / SLACK`` of the tile floor counts as near-best; among those, the keys to move decide."""
 
 DEAR = 64
-"""How many times its price a tile above the limit weighs once the limit comes first. It is then worth the keys of 128
-blocks: no exchange saves more unless its two rows see more than 128 blocks together."""
+"""Factor on the price of a tile above the limit once the limit comes first. It is then worth the keys of 128 blocks: no
+exchange saves more unless its two rows see more than 128 blocks together."""
 
 EXCHANGES = 400
 """Exchanges tried for each block. Where blocks are merged, half of all go to the longest blocks and half to the blocks
@@ -134,7 +134,7 @@ class _DealtRuns:
         return self._within_limits([self.search(start, 2 * self.price, threshold, tries, 1)], tries // 2)
 
     def _within_limits(self, found: list[Found], tries: int) -> list[Found]:
-        """More runs where the keys were worth more than the tiles, as in a mask of squares."""
+        """Adds runs where the keys were worth more than the tiles, as in a mask of squares."""
         if not _best(found)[1]:
             return found
         starts = [_best(found)[0], longest_first(sum_loads(self.masks), self.ring_degree)]
@@ -143,7 +143,7 @@ class _DealtRuns:
 
 
 def _limits(masks: Sequence[WeighedMap], ring_degree: int, at_most: int | None) -> Int64[np.ndarray, "masks"]:
-    """Of each mask, the most tiles that a rank may have: near-best paths, less where other layouts' are shorter."""
+    """Most tiles of each mask that a rank may have: near-best paths, less where other layouts' are shorter."""
     totals = [int(each.blocks.loads.sum()) for each in masks]
     least = [-(-total // ring_degree) for total in totals]
     slack = [

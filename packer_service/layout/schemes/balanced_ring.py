@@ -22,8 +22,8 @@ from preshard.packer_service.layout.deals import draw_pair, head_tail, next_rand
 from preshard.packer_service.numerics import ONE, compiled
 
 PATH_WEIGHT = 1000
-"""What one tile of the ring path weighs in units of variance: so much that the path comes first, and the variance
-mostly decides between equal paths."""
+"""Weight of one tile of the ring path in units of variance: so much that the path comes first, and the variance mostly
+decides between equal paths."""
 
 PATIENCE = 20
 """Exchanges tried for each block without gain, after which one is made all the same."""

@@ -45,7 +45,7 @@ def _difference(blocks: BlockMap, old: int, new: int, spans: np.ndarray) -> int:
 
 @compiled
 def _change_of_keys(seen: np.ndarray, real: np.ndarray, spans: np.ndarray, count: int, sign: int) -> np.int64:
-    """What a rank needs more, or less, of keys when ``sign`` times the spans are added to its rows that see each block.
+    """Change in the keys that a rank needs when ``sign`` times the spans are added to its rows that see each block.
 
     Keys are newly needed where nothing saw them, and no longer where the last row that did is gone.
     """
@@ -70,7 +70,7 @@ def _see(seen: np.ndarray, spans: np.ndarray, count: int, sign: int) -> None:
 
 @compiled
 def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each rank: its rows that see each block, its tiles, and the keys that it needs, held ones among them."""
+    """Values of each rank: rows that see each block, its tiles, and the keys that it needs, held ones among them."""
     seen, loads, need = np.zeros((ring, len(owners)), np.int32), np.zeros(ring, np.int64), np.zeros(ring, np.int64)
     for row in range(len(owners)):
         loads[owners[row]] += blocks.loads[row]

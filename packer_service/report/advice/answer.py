@@ -1,4 +1,4 @@
-"""From loads to advice: every split estimated, the best first, with what the estimates rest on."""
+"""Answer made from loads: every split estimated, the best first, with what the estimates rest on."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ LOSSES = {
     "offload": "moving to the host and back, and AdamW there",
     "straggler": "waiting for the most expensive pack",
 }
-"""What a part of a step that computes nothing is lost to."""
+"""Cause of the lost time of each part of a step that computes nothing."""
 
 
 def reason_of(split: SplitAdvice, memory_gb: float, whole: SplitAdvice | None = None) -> str:
-    """What speaks for a split, and what most of its lost time goes to.
+    """Reason for a split, and what most of its lost time goes to.
 
     Args:
         split: the split.
@@ -59,11 +59,11 @@ WITH = {
     "selective": "attention need not be computed again for want of memory",
     "full": "everything is computed again",
 }
-"""What a way of recomputation means, beside another that a whole pack would need."""
+"""Meaning of a way of recomputation, beside another that a whole pack would need."""
 
 
 def _costs(split: SplitAdvice) -> str:
-    """What it takes besides recomputation to fit, and what that costs."""
+    """Means besides recomputation by which a split fits, and what that costs."""
     costs = []
     if split.mlp_tiles > 1:
         costs.append(f"--mlp-tiles {split.mlp_tiles} computes the MLPs once more")
@@ -216,7 +216,7 @@ class Advisor:
         return layout and split.cp_size in self.config.cp_sizes
 
     def _limits(self) -> list[str]:
-        """What this dataset keeps from being estimated better, or at all."""
+        """Reasons why this dataset cannot be estimated better, or at all."""
         loads, gpus, window = self.loads, self.question.gpus, self.config.order.window
         notes = []
         if loads.sampled < loads.n_packs:

@@ -15,7 +15,7 @@ PREMISES = (
     "transfers of parameters and of a ring hide behind computing; heads, gathered keys and image features do not",
     "times on CUDA are estimates that no run has confirmed",
 )
-"""What no option changes."""
+"""Premises that no option changes."""
 
 _OF_MODEL = dict(zip(MODEL_KEYS, ("hidden", "layers", "heads", "kv_heads", "head_dim", "inner", "vocab"), strict=True))
 
@@ -50,7 +50,7 @@ def assumptions_of(
 
 
 def _estimated(question: AdviceQuestion, sizes: ModelDimensions, split: SplitAdvice, seq_len: int) -> tuple[float, str]:
-    """What the products of a split reach with the blocks as they are asked for, and a word on the others."""
+    """Efficiency of the products of a split with the blocks as they are asked for, and a word on the others."""
     outside = OutsideAttention(sizes=sizes, question=question)
     saving = Saving(recompute=split.recompute, tiled=split.mlp_tiles > 1, offload=split.offload)
     tokens = seq_len / (split.ulysses_degree * split.ring_degree)

@@ -51,7 +51,7 @@ def advise_dataset(location: str, question: AdviceQuestion, model: str | None = 
 
 
 def limit_notes(limit: FillLimit | None) -> tuple[str, ...]:
-    """What is to be said of packs that are not full: every split computes their padding as well."""
+    """Notes on packs that are not full: every split computes their padding as well."""
     return (limit.message,) if limit is not None else ()
 
 

@@ -12,7 +12,7 @@ Kind = Literal["none", "ulysses", "gather", "ring"]
 
 
 class StepSeconds(Figures):
-    """Where the time of a step goes, on the rank that takes longest. The parts add up to the total."""
+    """Parts of the time of a step, on the rank that takes longest. The parts add up to the total."""
 
     linear: float = Field(
         description="Outside attention: products with weights, norms and the like, logits, the optimiser."

@@ -85,7 +85,7 @@ def folder_cost(folder: str, backend: ImageBackend) -> dict[str, int]:
 
 
 def _configured_encoder(cost: CostConfig, vision: VisionConfig) -> int:
-    """As the cost of a square crop counts it: the encoder's layers, attention pooling and a SwiGLU."""
+    """Parameters of the encoder as a square crop's cost counts it: its layers, attention pooling and a SwiGLU."""
     width = cost.vision_hidden_size
     layer = 4 * width * width + 2 * width * cost.vision_intermediate_size
     pooling = 7 * width * width

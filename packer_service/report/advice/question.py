@@ -1,4 +1,4 @@
-"""What advice is asked for: a number of devices, and every assumption that may be given another value."""
+"""Question to the advisor: a number of devices, and every assumption that may be given another value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from preshard.schemas.model.savings import Recompute
 from preshard.schemas.sections import CostConfig, Width
 
 MAX_GPUS = 2**17
-"""More than any job has; splits are found among its divisors."""
+"""Most GPUs, more than any job has; splits are found among its divisors."""
 
 MAX_SPLITS = 500
 """Most splits of an answer."""
@@ -30,7 +30,7 @@ MODEL_KEYS = (
 
 
 class AdviceQuestion(BaseModel):
-    """How many devices there are, of which kind, and what is assumed of them, of the links and of the trainer.
+    """Number and kind of the devices, and assumptions about them, the links and the trainer.
 
     What is null comes from the kind of device, for the model's dimensions from the dataset's `cost`, and for
     `linear_efficiency` from operations and bytes.

@@ -1,4 +1,4 @@
-"""What can be asked of a plan: keys with meanings and ranges, or why not, and a dataset's documents."""
+"""Keys that can be asked of a plan, with meanings and ranges, or the reason why not, and a dataset's documents."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _described(schema: Mapping[str, Any], sections: Mapping[str, Any], path: str
 
 
 def _legal(key: str, described: Mapping[str, Any]) -> dict[str, Any]:
-    """What values a key may have."""
+    """Values that a key may have."""
     options = described.get("anyOf", [described])
     one = next(option for option in options if option.get("type") != "null")
     items = one.get("items", {})
@@ -149,7 +149,7 @@ PLACE = ("doc_id", "piece", "copy_number", "epoch", "source")
 
 
 def stored_lengths(documents: pa.Table, config: PackConfig) -> pa.Table:
-    """What :func:`~preshard.packer_service.report.planned.what_if.plan_table` takes: one row a document.
+    """Table that :func:`~preshard.packer_service.report.planned.what_if.plan_table` takes: one row a document.
 
     Args:
         documents: :data:`PLACE` and :data:`STORED_SIZES`, and every piece of a document that has one among them. Where

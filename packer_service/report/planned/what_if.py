@@ -1,4 +1,4 @@
-"""What packing documents would give, from their lengths alone; the balance is that of a sample of packs."""
+"""Planned figures of packing documents, from their lengths alone; the balance is that of a sample of packs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What follows from a pack's bytes, derived without any of the code that plans, lays out and writes packs."""
+"""Derivation of what follows from a pack's bytes, without any of the code that plans, lays out and writes packs."""

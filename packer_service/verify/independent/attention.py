@@ -1,4 +1,4 @@
-"""What the mask costs each rank of a layout, looked up in :func:`~preshard.schemas.sequence.dense_mask` and summed.
+"""Cost of the mask to each rank of a layout, looked up in :func:`~preshard.schemas.sequence.dense_mask` and summed.
 
 The matrix of a pack of 36,864 tokens has 1.4 billion entries, so it is not evaluated token by token. A slice is cut
 into *pieces*: consecutive tokens of one document, one branch and one group that lie in one tile. Between two different
@@ -25,7 +25,7 @@ with what is computed on the way."""
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayoutLoads:
-    """What a layout gives each ring rank to do; kinds as in ``measures.parquet``, and the stored ``needs``."""
+    """Work that a layout gives each ring rank; kinds as in ``measures.parquet``, and the stored ``needs``."""
 
     attention: list[int]
     tiles: list[int]

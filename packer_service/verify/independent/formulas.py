@@ -20,7 +20,7 @@ from preshard.schemas.sequence import PackedSequence
 def derive_positions(
     sequence: PackedSequence, units: Sequence[Unit], n_documents: int, *, axes: int, merge: int
 ) -> Int64[np.ndarray, "axes seq"]:
-    """What ``position_ids`` must be, 0 in padding.
+    """The values that ``position_ids`` must have, 0 in padding.
 
     Args:
         sequence: arrays with sound documents, branches and pooled rows.

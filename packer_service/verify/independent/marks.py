@@ -72,7 +72,7 @@ class Marks:
         return self.around_image if kind == "image" else self.around_video
 
     def written_time(self, times: Sequence[float]) -> tuple[str, str]:
-        """What stands before and behind a frame, or frames, shown at these seconds; white space left out."""
+        """Text before and behind a frame, or frames, shown at these seconds; white space left out."""
         first, minutes = times[0], divmod(int(times[0]), 60)
         before = {
             "square": f"{first:.1f}s",
@@ -213,4 +213,4 @@ _FAMILIES: dict[str, Callable[[Files, str, Mapping[str, int]], Marks]] = {
     **{"qwen": _qwen, "glm": _glm, "gemma3": _gemma3, "gemma4": _gemma4},
     **{"internvl": _internvl, "mistral3": _mistral3, "molmo2": _molmo2},
 }
-"""By the name of a family's file."""
+"""Readers of marks, by the name of a family's file."""

@@ -56,7 +56,7 @@ def row_tokens(files: Files, family: str) -> list[str]:
 
 
 def processors(files: Files) -> tuple[Json, Json, Json]:
-    """What the processor itself, its part for images and its part for videos are told."""
+    """Settings of the processor itself, of its part for images and of its part for videos."""
     whole = read_json(files, PROCESSOR)
 
     def part(name: str, *others: str) -> Json:
@@ -166,7 +166,7 @@ _QWEN: dict[str, Json] = {
         "deepstack_visual_indexes": (),
     },
 }
-"""What the encoders' classes have where ``config.json`` says nothing."""
+"""Values of the encoders' classes where ``config.json`` says nothing."""
 
 
 def _shared(image: Json, patch: int) -> Json:
@@ -225,7 +225,7 @@ def _glm(model: Json, parts: tuple[Json, Json, Json]) -> Json:
 
 
 def _means(model: Json, vision: Json, matrices: int) -> Json:
-    """Of the encoders whose rows are means of patches times one matrix."""
+    """Description of the encoders whose rows are means of patches times one matrix."""
     return _encoder(
         [vision["patch_size"]] * 2,
         hidden_size=vision["hidden_size"],
@@ -338,4 +338,4 @@ _SETTINGS: dict[str, Callable[[Json, tuple[Json, Json, Json]], Json]] = {
     **{"qwen": _qwen, "glm": _glm, "gemma3": _gemma3, "gemma4": _gemma4},
     **{"internvl": _internvl, "mistral3": _mistral3, "molmo2": _molmo2},
 }
-"""What each family has besides, by the name of its file."""
+"""Further settings of each family, by the name of its file."""

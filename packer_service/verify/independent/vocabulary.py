@@ -30,10 +30,10 @@ WELL_KNOWN = {
 """Special tokens where nothing names them, the first that a tokenizer has."""
 
 WRITES_TIMES = frozenset("0123456789.:<>seconds \n")
-"""What the times beside frames are written with."""
+"""Characters with which the times beside frames are written."""
 
 SPACES = {"\u2581": " ", "\u0120": " ", "\u010a": "\n"}
-"""How vocabularies spell a space and a line break."""
+"""Spellings of a space and a line break in vocabularies."""
 
 TOKENIZER_CONFIG, SPECIAL_MAP = "tokenizer_config.json", "special_tokens_map.json"
 PROCESSOR_TEMPLATE = "chat_template.json"
@@ -186,7 +186,7 @@ def _first(role: str, ids: Mapping[str, int]) -> int | None:
 
 
 def _template_hash(files: Mapping[str, bytes], config: PackConfig, folder: bool) -> str | None:
-    """Of the template, or of both where conversations with tools have their own."""
+    """Hash of the template, or of both where conversations with tools have their own."""
     templates: dict[str, str] = {}
     if config.chat_template is not None:
         templates = {"default": _text(files.get(CHAT_TEMPLATE, b""))}
@@ -213,5 +213,5 @@ def _templates(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _text(content: bytes) -> str:
-    """As text files are read: a line ends with a line feed."""
+    """Decodes as text files are read: a line ends with a line feed."""
     return content.decode().replace("\r\n", "\n").replace("\r", "\n")

@@ -220,7 +220,7 @@ def _check_kinds(
     at: Int64[np.ndarray, "rows"],
     unit: Int64[np.ndarray, "rows"],
 ) -> Iterator[Finding]:
-    """Where a model has one token for rows of stills and another for those of frames, each row is on its own.
+    """Checks, where a model has one token for rows of stills and another for those of frames, that rows are on theirs.
 
     Args:
         sequence, head: of the sample.

@@ -61,7 +61,7 @@ def check_tiled(
 
 
 def _tiles_of_grid(unit: Unit, tile: Patches, margin: int) -> int | None:
-    """How many tiles the grid is of, where neighbours share ``margin`` patches; None for parts of tiles."""
+    """Number of tiles in the grid, where neighbours share ``margin`` patches; None for parts of tiles."""
     steps, rests = ([side - margin for side in sides] for sides in (tile, unit.grid[1:]))
     if min(steps) < 1:
         raise _UnusableError(f"overlap_margins of {margin} patches in all, and tiles of {tile[0]} x {tile[1]}")
@@ -164,7 +164,7 @@ def _compare(number: int, unit: Unit, asked: dict[str, Any]) -> Iterator[Finding
 def _derive(
     unit: Unit, crops: Sequence[StoredImage], encoder: VisionEncoder, model: ModelEntry
 ) -> dict[str, list[int] | int]:
-    """What the encoder makes of crops of one size: those that share patches are one sequence, others one each."""
+    """Patches, load and grid of crops of one size: those that share patches are one sequence, others one each."""
     tall, wide = crops[0].height // encoder.patch_size[0], crops[0].width // encoder.patch_size[1]
     sequences = -(-len(crops) // encoder.temporal_patch_size)
     asked: dict[str, list[int] | int] = {

@@ -23,7 +23,7 @@ from preshard.schemas.manifest import ModelEntry
 
 
 def check_boundaries(head: SampleHead, config: PackConfig, model: ModelEntry | None) -> Iterator[Finding]:
-    """For every configured CP size, ranks in order hold consecutive whole units or, where these are shared, crops."""
+    """Checks for each configured CP size that ranks hold consecutive whole units or, where these are shared, crops."""
     sizes = [str(size) for size in sorted(config.cp_sizes)]
     if list(head.image_shard_boundaries) != sizes:
         yield BoundariesInvalid, f"image_shard_boundaries has CP sizes {list(head.image_shard_boundaries)}, not {sizes}"
@@ -58,7 +58,7 @@ def _check_ranks(size: str, ranks: list[RankImages], rows: dict[int, int], what:
 
 
 def list_parts(head: SampleHead, model: ModelEntry | None) -> list[tuple[int, int, int]]:
-    """What ranks are dealt whole, in stored order: crops and pooled rows up to and including each part, and its load.
+    """Parts that ranks are dealt whole, in stored order: crops and pooled rows up to and including each, and its load.
 
     A part is a unit, or a single crop where a unit's crops are shared: then each has its part of the rows and the load.
     """

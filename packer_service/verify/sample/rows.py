@@ -34,7 +34,7 @@ from preshard.schemas.tables import DOCUMENTS
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What the manifest and the tables say of a sample. None where the table itself cannot be read.
+    """Values that the manifest and the tables state for a sample. None where the table itself cannot be read.
 
     ``may_be_cut`` says of each row whether a part of its document may lie behind it: tokens that were lost, or another
     piece. ``independent`` asks for figures that share no code with the writer's.
@@ -63,7 +63,7 @@ def check_spelling(head: SampleHead) -> Iterator[Finding]:
 
 
 def check_cuts(head: SampleHead, may_be_cut: Sequence[bool]) -> Iterator[Finding]:
-    """Only a span that something of its document lies behind was cut, and a video that goes on is its last."""
+    """Checks that a span was cut only where more of its document follows, and that a video that goes on is its last."""
     for number, (span, has_more) in enumerate(zip(head.documents, may_be_cut, strict=False)):
         for name in ("label_cut", "medium_cut"):
             if getattr(span, name) and not has_more:
@@ -165,7 +165,7 @@ def check_pack_row(
 
 
 class WindowLoads(NamedTuple):
-    """What layouts give ranks to do under the mask of layers with a window, the mask's tiles, and the layers."""
+    """Work that layouts give ranks under the mask of layers with a window, the mask's tiles, and the layers."""
 
     loads: Mapping[str, LayoutLoads]
     tiles: int

@@ -174,7 +174,7 @@ class SampleCheck:
         return len(self.findings) == before
 
     def _decode(self, decode: Callable[[], T], rule: type[FormatError]) -> T | None:
-        """What a decoder returns, or None when the bytes break a rule; catches all, for the reason of ``_holds``."""
+        """Returns the decoder's result, or None when bytes break a rule; catches all, for the reason of ``_holds``."""
         try:
             return decode()
         except FormatError as error:

@@ -19,7 +19,7 @@ from preshard.schemas.sequence import NOT_POOLED, PackedSequence
 
 
 def check_bounds(head: SampleHead, config: PackConfig, model: ModelEntry | None) -> Iterator[Finding]:
-    """Both cumulative bounds count up, unit by unit."""
+    """Checks that both cumulative bounds count up, unit by unit."""
     images, pooled = head.cum_image_bounds, head.cum_token_pooling_bounds
     if len(images) != len(pooled):
         yield PoolingInvalid, f"cum_image_bounds has {len(images)} units, cum_token_pooling_bounds {len(pooled)}"
@@ -90,7 +90,7 @@ def check_units(head: SampleHead, config: PackConfig, model: ModelEntry | None) 
 
 
 def _square(crops: int, config: PackConfig) -> dict[str, object]:
-    """What the generic way makes of a unit of so many crops."""
+    """Grid, patches and load of a unit of so many crops in the generic way."""
     side = config.vision.image_size // config.vision.patch_size
     return {
         "grid": [crops, side, side],

@@ -119,7 +119,7 @@ def _file(rng: random.Random, kind: str, image: Image.Image, orientation: int, p
 
 
 def shown(image: Image.Image) -> Image.Image:
-    """What the processors of ``transformers`` make of an opened picture."""
+    """An opened picture as the processors of ``transformers`` show it."""
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))

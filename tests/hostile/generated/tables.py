@@ -469,7 +469,7 @@ def spelled(value: Any) -> str:
 
 
 def asked_otherwise(path: Path, facts: Facts, *, is_text: bool) -> list[str]:
-    """What ``where`` keeps against DuckDB on the same file; of Arrow, on the table."""
+    """Compares the rows that ``where`` keeps with DuckDB's on the same file; of Arrow, on the table."""
     where = facts.where
     if path.suffix in (".json", ".zst") or (is_text and ("made" in where or "messages" in where)):
         return []
@@ -506,7 +506,7 @@ def asked_otherwise(path: Path, facts: Facts, *, is_text: bool) -> list[str]:
 
 
 def by_datasets(facts: Facts) -> list[str]:
-    """What ``datasets`` makes of the payload, where it knows the type and JSON has the same."""
+    """Compares the payload with what ``datasets`` makes of it, where it knows the type and JSON has the same."""
     kind = facts.table.schema.field("payload").type
     if any(
         word in str(kind)
@@ -545,7 +545,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def by_duckdb(case: Case) -> list[str]:
-    """What DuckDB makes of the payload of the Parquet file, where JSON has the same."""
+    """Compares the payload of the Parquet file with what DuckDB makes of it, where JSON has the same."""
     path = next((path for path in case.files if path.suffix == ".parquet"), None)
     kind = str(case.facts.table.schema.field("payload").type)
     if path is None or any(word in kind for word in ("arrow.json", "duration", "halffloat", "decimal256", "map")):

@@ -29,7 +29,7 @@ ODD = ("fifo", "device", "folder", "hidden", "meta", "bare", "global")
 
 @dataclass(frozen=True)
 class Facts:
-    """What was done to the tar behind its members."""
+    """Changes made to the tar behind its members."""
 
     damage: str
 

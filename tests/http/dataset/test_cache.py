@@ -39,7 +39,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def wait_for_misses(cache: Cache, number: int) -> None:
-    """Until so many have asked in vain: each of them waits for the one that makes the value, or is it."""
+    """Waits until so many have asked in vain: each of them waits for the one that makes the value, or is it."""
     until = time.monotonic() + LONG
     while cache.misses < number and time.monotonic() < until:
         time.sleep(0.001)

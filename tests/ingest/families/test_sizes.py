@@ -30,11 +30,11 @@ SIZES = [
     *((DRAW.randint(1, 4000), DRAW.randint(1, 3000)) for _ in range(500)),
     *((round(2 ** DRAW.uniform(0, 12)), round(2 ** DRAW.uniform(0, 12))) for _ in range(300)),
 ]
-"""Even over pixels, and over the logarithm of each side."""
+"""Sizes, even over pixels, and over the logarithm of each side."""
 
 
 def decided(decide: Callable[[], object]) -> object:
-    """What a side says of a size; None if it refuses it."""
+    """Result of a side for a size; None if it refuses it."""
     try:
         return decide()
     except (ValueError, DocumentError):

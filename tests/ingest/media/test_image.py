@@ -282,7 +282,7 @@ def test_a_large_image_is_no_attack() -> None:
 
 
 COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200))
-"""Of the pages of a file, in their order."""
+"""Colours of the pages of a file, in their order."""
 
 
 def paged(kind: str) -> bytes:

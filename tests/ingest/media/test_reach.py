@@ -1,4 +1,4 @@
-"""What a row's reference may reach: nothing that the command has not named, however it is spelled."""
+"""Reach of a row's reference: nothing that the command has not named, however it is spelled."""
 
 from __future__ import annotations
 

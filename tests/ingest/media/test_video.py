@@ -200,7 +200,7 @@ def test_a_turned_video_is_upright(make_video: Callable[..., Path], turn: int) -
 
 
 CODECS = {"rgb24": "libx264rgb", "yuvj420p": "mjpeg", "gray16le": "ffv1", "gbrp16le": "ffv1", "rgba": "png"}
-"""Of pixel formats that H.264 does not have."""
+"""Codecs of pixel formats that H.264 does not have."""
 
 
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuv444p", "yuv422p10le", "gray", "nv12", *CODECS])

@@ -10,7 +10,7 @@ from preshard.packer_service.ingest.source.forms.fields import kept_value
 from preshard.schemas.errors import DocumentError
 
 TWEET = 1_767_000_000_000_000_003
-"""More than 53 bits, as ids of posts are."""
+"""Number of more than 53 bits, as ids of posts are."""
 
 
 @pytest.mark.parametrize("value", [TWEET, str(TWEET), f" {TWEET} ", f"{TWEET}.0"])

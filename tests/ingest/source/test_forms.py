@@ -378,7 +378,7 @@ WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
         (("video",), ("v.mp4",)),
     ],
 }
-"""For each form, places of its row and values that must not stand there."""
+"""Places in each form's row, with values that must not stand there."""
 
 FORM_OF = {
     **{name: name for name in ROWS},

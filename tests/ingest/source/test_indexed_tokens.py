@@ -24,7 +24,7 @@ from preshard.schemas.errors import ConfigError, DocumentError
 
 DOCUMENTS: Documents = [[[1, 2, 3], [4]], [[5, 6]], [[7], [8], [9, 10]], [[11]]]
 HEADER, LENGTHS, POINTERS, EDGES = 34, 34, 34 + 4 * 7, 34 + 12 * 7
-"""Where the parts of the index of ``DOCUMENTS`` begin: it has seven sequences."""
+"""Offsets at which the parts of the index of ``DOCUMENTS`` begin: it has seven sequences."""
 HAS_MEGATRON = find_spec("megatron") is not None and find_spec("megatron.core") is not None
 
 

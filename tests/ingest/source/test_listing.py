@@ -1,4 +1,4 @@
-"""What the command line's sources hold: the form of every file, what is not read, and what must not be overlooked."""
+"""Contents of the command line's sources: the form of every file, what is not read, and what must not be overlooked."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def four_groups() -> bytes:
 
 
 def outcomes(path: Path, data: bytes) -> list[list[str]]:
-    """For each row group, what became of its rows."""
+    """Outcomes of each row group's rows."""
     path.write_bytes(data)
     row_groups.RECENT.clear()
     fragments = list_fragments(list_sources([str(path)]).files)

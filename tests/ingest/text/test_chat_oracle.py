@@ -28,7 +28,7 @@ def as_template_takes(style: Style, row: Row) -> list[Row]:
 
 
 def loss_of(oracle: Any, turns: list[Row], row: Row, ids: list[int], mask: list[int] | None) -> np.ndarray:
-    """Which tokens carry loss: the oracle's own mask, or the characters between its texts of two prefixes."""
+    """Tokens that carry loss: the oracle's own mask, or the characters between its texts of two prefixes."""
 
     def text(n: int, prompt: bool = False) -> str:
         if not n:

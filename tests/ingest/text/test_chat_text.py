@@ -1,4 +1,4 @@
-"""What a chat template may do wrong, and what is not left to it: places of loss, dropped turns, dates, time, memory."""
+"""Faults of chat templates, and what is not left to them: places of loss, dropped turns, dates, time, memory."""
 
 from __future__ import annotations
 

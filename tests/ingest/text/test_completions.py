@@ -55,7 +55,7 @@ def turns(style: Style, draw: random.Random, questions: int) -> list[Row]:
 
 
 def prepared(trainer: type, config: Any, rows: list[Row], tokenizer: Any) -> list[Row]:
-    """What a trainer of TRL makes of rows before it trains."""
+    """Rows as a trainer of TRL prepares them before it trains."""
     from datasets import Dataset
 
     stub = SimpleNamespace(

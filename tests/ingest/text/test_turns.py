@@ -1,4 +1,4 @@
-"""Which turns of a conversation are learnt: all of them, the last alone, or each as the end of one of its own."""
+"""Turns of a conversation that are learnt: all of them, the last alone, or each as the end of one of its own."""
 
 from __future__ import annotations
 

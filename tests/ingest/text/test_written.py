@@ -7,7 +7,7 @@ from preshard.packer_service.ingest.render_text import Slot, fill_slots
 from preshard.packer_service.ingest.text.chat_template import ChatText
 
 PIECES = (Mark(0, "<a>"), Rows(0, 4, "<r>"), "then", Rows(1, 2, "<r>"), Mark(1, "<z>"))
-"""What is written for two units: marks, rows, and text between the two."""
+"""Pieces written for two units: marks, rows, and text between the two."""
 
 
 def spelled(token: Token) -> str:

@@ -1,4 +1,4 @@
-"""What bounds the searches: room for ragged rows, and work that does not grow with the square of a pack."""
+"""Bounds of the searches: room for ragged rows, and work that does not grow with the square of a pack."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def layers_of(full: int, window: int, size: int, groups: str = "all") -> LayerMa
 
 
 def paths(index: MaskIndex, layers: LayerMasks, runs: np.ndarray, degree: int, tile: int) -> dict[str, int]:
-    """Both paths of all layers together, by the exact measure."""
+    """Critical paths of both schemes over all layers together, by the exact measure."""
     tiles = [tiles_by_rank(each, runs, degree, tile=tile) for each in full_and_window(index, layers) if each]
     weights = layers.full_layers, layers.window_layers
     return {

@@ -1,4 +1,4 @@
-"""Which keys may differ from those that a dataset was packed with."""
+"""Keys that may differ from those that a dataset was packed with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset's id is taken of: configuration, tokenizer and every column of the plan."""
+"""Ingredients of a dataset's id: configuration, tokenizer and every column of the plan."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_head_is_read_in_blocks_of_any_size(shards: list[ShardEntry], most: in
 
 
 def damage(data: bytes, old: bytes, new: bytes) -> bytes:
-    """With a hash that is right again."""
+    """Damages a manifest, with a hash that is right again."""
     unsealed = data.replace(old, new).replace(json.loads(data)["sha256"].encode(), b"0" * 64)
     return unsealed.replace(b'"sha256":"' + b"0" * 64, b'"sha256":"' + hashlib.sha256(unsealed).hexdigest().encode())
 

@@ -1,4 +1,4 @@
-"""What a file spells is not obeyed by a terminal, and every line that is said has an end."""
+"""Printing of what a file spells: a terminal does not obey it, and every line that is said has an end."""
 
 from __future__ import annotations
 

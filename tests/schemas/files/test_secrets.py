@@ -1,4 +1,4 @@
-"""What is left of locations in anything that is printed or stored."""
+"""Remains of locations in anything that is printed or stored."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ Calls = list[tuple[str, dict[str, Any]]]
 
 
 def attend_here(cp: ContextParallel, case: Case, calls: Calls) -> list[Results]:
-    """What a rank computes with some kinds of attention: output and gradients of its own tokens."""
+    """Results of a rank for some kinds of attention: output and gradients of its own tokens."""
     mine = torch.from_numpy(case.slices()[cp.cp_rank])
     q, k, v, dout = (x[:, mine] for x in case.inputs())
     results = []
@@ -95,7 +95,7 @@ Attend = Callable[[Case, Calls], list[Results]]
 
 
 def _joined(case: Case, calls: Calls, by_rank: Sequence[list[Results]]) -> list[Results]:
-    """What all ranks computed together, in natural order, for each kind."""
+    """Results of all ranks together, in natural order, for each kind."""
     natural = torch.from_numpy(np.argsort(np.concatenate(case.slices())))
     joined = []
     for call in range(len(calls)):
@@ -139,7 +139,7 @@ def attend_in_processes(gloo_pool: Any) -> Attend:
 
 @pytest.fixture(scope="session")
 def expected() -> Callable[[Case], Results]:
-    """What the reference says, in float64."""
+    """Results of the reference, in float64."""
 
     def run(case: Case) -> Results:
         q, k, v, dout = (x.double() for x in case.inputs())

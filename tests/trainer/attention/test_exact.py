@@ -25,7 +25,7 @@ MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8)
 EXAMPLES = {1: 4, 2: 3, 4: 2, 8: 2}
 """Examples per scheme, by the number of ranks, which share few cores; the first of each scheme is a trivial pack."""
 WINDOWS = (None, 5, 3, None)
-"""Of the examples in turn."""
+"""Windows of the examples in turn."""
 ALL_SCHEMES = (*SCHEMES, "random")
 SOME_SCHEMES: dict[tuple[int, int], tuple[str, ...]] = {
     **dict.fromkeys([(1, 1), (2, 1), (4, 1)], ("contiguous", "random")),
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.process  # starts none with threads, and takes long
 
 
 def met(case: Any) -> set[str]:
-    """What is special about a case."""
+    """Special features of a case."""
     mask, slices = case.mask, case.slices()
     allowed = dense_mask(mask, window=case.window)
     tokens = len(slices[0]) * case.ulysses

@@ -1,4 +1,4 @@
-"""Which heads can be dealt to ranks, and how many copies of key heads that takes."""
+"""Heads that can be dealt to ranks, and how many copies of key heads that takes."""
 
 from __future__ import annotations
 

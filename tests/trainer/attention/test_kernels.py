@@ -164,7 +164,7 @@ def test_memory_does_not_grow_with_the_square() -> None:
 
 
 def pairs_in_tables(made: BlockMask) -> list[torch.Tensor]:
-    """How often a kernel that reads the tables computes each pair: with those by queries, and with those by keys."""
+    """Number of times that a kernel reading the tables computes each pair: by those of queries and by those of keys."""
     lengths, tiles = made.shape[-2:], made.BLOCK_SIZE
     sizes = [-(-length // tile) for length, tile in zip(lengths, tiles, strict=True)]
     rule = made.mask_mod(*torch.zeros(2, 1, dtype=torch.int64), *np.ix_(*map(np.arange, lengths))).int()

@@ -1,4 +1,4 @@
-"""What a part of the keys weighs in the whole, worked out by hand."""
+"""Weight of a part of the keys in the whole, worked out by hand."""
 
 from __future__ import annotations
 

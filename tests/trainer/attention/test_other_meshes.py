@@ -19,7 +19,7 @@ from preshard.trainer.core.mesh import Mesh
 
 
 def accelerate_mesh(sizes: dict[str, int]) -> DeviceMesh:
-    """As ``ParallelismConfig.build_device_mesh``: the active axes in its order, joint ones flattened from them."""
+    """Mesh of ``ParallelismConfig.build_device_mesh``: the active axes in its order, joint ones flattened from them."""
     active = {axis: sizes[axis] for axis in ("dp_replicate", "dp_shard", "cp", "sp", "tp") if sizes.get(axis, 1) > 1}
     mesh = init_device_mesh("cpu", tuple(active.values()), mesh_dim_names=tuple(active))
     joint = tuple(axis for axis in ("dp_shard", "cp") if axis in active)
@@ -29,7 +29,7 @@ def accelerate_mesh(sizes: dict[str, int]) -> DeviceMesh:
 
 
 def titan_mesh(batch: int, cp: int) -> DeviceMesh:
-    """As ``ParallelDims.get_mesh("cp")``: one axis of a mesh that was unflattened, with axes of size 1."""
+    """Mesh of ``ParallelDims.get_mesh("cp")``: one axis of a mesh that was unflattened, with axes of size 1."""
     world = init_device_mesh("cpu", (batch * cp,), mesh_dim_names=("world",))
     return world._unflatten(0, (1, batch, cp, 1), ("pp", "batch", "cp", "tp"))["cp"]
 
@@ -130,7 +130,7 @@ def test_attention_is_exact_on_other_meshes(
 
 
 def refusals(_mesh: Mesh) -> list[str]:
-    """What is said of axes that do not fit."""
+    """Messages about axes that do not fit."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("cp", "sp"))
     calls: list[tuple[DeviceMesh, dict[str, str]]] = [
         (mesh, {"ring": "ring"}),

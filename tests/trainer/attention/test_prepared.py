@@ -1,4 +1,4 @@
-"""What is worked out about tokens before their values are known: tiles that are full, lists made elsewhere, graphs."""
+"""Preparations for tokens before their values are known: tiles that are full, lists made elsewhere, graphs."""
 
 from __future__ import annotations
 

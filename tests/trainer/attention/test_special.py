@@ -146,7 +146,7 @@ class Reads(TorchDispatchMode):
 
 
 def numbers_read(mesh: Mesh, fields: dict[str, Any]) -> dict[str, int]:
-    """How often each kind of attention reads a number of a tensor, once it is bound."""
+    """Number of times that each kind of attention reads a number of a tensor, once it is bound."""
     found = {}
     for kind, options in [*CALLS, OVERLAP]:
         attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, **options)
@@ -179,7 +179,7 @@ class Noting(FlashCPU):
 
 
 def events_on_a_rank(mesh: Mesh, fields: dict[str, Any], kind: str) -> list[str]:
-    """When messages start and kernels run, in a forward."""
+    """Order in which messages start and kernels run, in a forward."""
     events: list[str] = []
     send = dist.all_to_all_single
 
@@ -245,7 +245,7 @@ def test_layers_share_what_is_bound(
 
 
 def odd_uses(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> dict[str, bool]:
-    """What a model may do with a bound function besides a plain forward and backward."""
+    """Outcomes of what a model may do with a bound function besides a plain forward and backward."""
     attend = bind(kind, fields["layout"], MaskTensors.from_arrays(fields["mask"]), mesh.cp, **options)
     tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
     rng = torch.Generator().manual_seed(mesh.cp.cp_rank)

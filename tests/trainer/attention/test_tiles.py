@@ -20,7 +20,7 @@ from preshard.trainer.attention.tiles import Tiles, count_occupied, list_for, li
 
 
 def both_as_matrices(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:
-    """Which tiles are listed, and which of them as full."""
+    """Tiles that are listed, and those of them that are full."""
     listed = np.zeros((-(-len(tiles.queries) // tiles.q_tile), -(-len(tiles.keys) // tiles.k_tile)), bool)
     full = np.zeros_like(listed)
     for row, n_full in enumerate(tiles.n_full):
@@ -34,7 +34,7 @@ def both_as_matrices(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:
 def by_brute_force(
     mask: MaskArrays, queries: np.ndarray, keys: np.ndarray, q_tile: int, k_tile: int, window: int | None
 ) -> Any:
-    """Which tiles hold an allowed pair, and which hold nothing else, leaving out short last ones."""
+    """Tiles that hold an allowed pair, and those that hold nothing else, leaving out short last ones."""
     allowed = dense_mask(mask, queries, keys, window=window)
     short = (-len(queries) % q_tile, -len(keys) % k_tile)
     padded = np.pad(allowed, ((0, short[0]), (0, short[1])))  # with pairs that are not allowed

@@ -26,7 +26,7 @@ SPLITS = [(1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2)]
 
 @dataclass
 class Part:
-    """What the functions ask of a batch."""
+    """Batch with the fields for which the functions ask."""
 
     layout: TokenLayout
     positions: Tensor
@@ -50,7 +50,7 @@ def part_of(layout: TokenLayout, cp: ContextParallel) -> Part:
 
 
 def check_rank(mesh: Mesh) -> list[str]:
-    """On a rank of the pool: the names of the layouts for which everything held."""
+    """Names of the layouts for which everything held, on a rank of the pool."""
     cp, held = mesh.cp, []
     rng = torch.Generator().manual_seed(1)
     whole, grad = (torch.randn(SEQ_LEN, 3, generator=rng, dtype=torch.float64) for _ in range(2))

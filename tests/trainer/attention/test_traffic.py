@@ -1,4 +1,4 @@
-"""What each kind sends, counted at the collectives and compared with the table of docs/attention.md."""
+"""Traffic of each kind, counted at the collectives and compared with the table of docs/attention.md."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ ROWS = [
     *[(0, 1, -1)] * 11, *[(0, 2, -1)] * 13, *[(-1, 0, -1)] * 8, *[(1, 0, -1)] * 72, *[(2, 0, -1)] * 8,
 ]  # fmt: skip
 UNEVEN = {"heads": 10, "kv_heads": 5}
-"""Taken by two they are three turns, and the last has one key head."""
+"""Heads for which two at a time make three turns, and the last has one key head."""
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of an optimiser."""
+"""Contents of a checkpoint on an optimiser."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def unshared_on_a_rank(mesh: Mesh, folders: list[str]) -> str | None:
 
 
 def failures_of_saves(mesh: Mesh, folder: str, beside: bool, where: str) -> list[str]:
-    """What each rank is told when the second checkpoint cannot be written on one of them."""
+    """Messages to each rank when the second checkpoint cannot be written on one of them."""
     model = nn.Linear(3, 2)
     shard_model(model, [], mesh.parameters, bfloat16=False)
     optimizer, said = torch.optim.AdamW(model.parameters()), []

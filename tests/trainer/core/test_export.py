@@ -1,4 +1,4 @@
-"""What a run exports is the model that it trained."""
+"""Export of a run: what it exports is the model that it trained."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_export_has_the_loss_of_the_next_step(gloo_pool: Any, lessons: Path,
 
 
 def _refused(tmp_path: Path, folder: Path) -> None:
-    """What exporting a checkpoint does not take, each in one line."""
+    """Checks that exporting refuses each of some checkpoints in one line."""
     other, checkpoints = tmp_path / "other", tmp_path / "checkpoints"
     write_model_folder(other, "qwen3", vocabulary=300)
     for (checkpoint, model, out), said in {
@@ -68,7 +68,7 @@ def _refused(tmp_path: Path, folder: Path) -> None:
 
 
 def export_to(mesh: Mesh, model: str, target: str) -> str:
-    """What a rank says of an export that fails. Runs on each rank of the pool."""
+    """Message of a rank about an export that fails. Runs on each rank of the pool."""
     packed = PackedModel(load_model(model, from_scratch=True))
     shard_model(packed, packed.blocks, mesh.parameters, bfloat16=False)
     with pytest.raises(ConfigError) as raised:

@@ -1,4 +1,4 @@
-"""How processes agree before a run: where they compute, and what each of them sees."""
+"""Agreement of processes before a run: where they compute, and what each of them sees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from preshard.trainer.core.processes import (
 
 
 def _agree(devices: list[str]) -> list[str]:
-    """What each process gets if process i is asked to compute on ``devices[i]``."""
+    """Device of each process if process i is asked to compute on ``devices[i]``."""
     store = dist.HashStore()
 
     def one(rank: int) -> str:

@@ -77,7 +77,7 @@ def test_gradients_are_those_of_one_process_whatever_shards_the_parameters(way: 
 
 
 Way = tuple[CpFsdp, bool]
-"""Which axes shard the parameters, and whether these stay on the host."""
+"""Axes that shard the parameters, and whether these stay on the host."""
 
 
 def after_another_way(_mesh: Mesh, folder: str, ways: tuple[Way, Way]) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What is read from the shards, observed from outside by a filesystem that records every request."""
+"""Reads from the shards, observed from outside by a filesystem that records every request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reader refuses: splits that the dataset was not packed for, and bytes that break the format."""
+"""Refusals of the reader: splits that the dataset was not packed for, and bytes that break the format."""
 
 from __future__ import annotations
 

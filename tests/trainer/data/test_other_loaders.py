@@ -28,7 +28,7 @@ from preshard.trainer.data.order import epoch_order
 Open = Callable[..., PackedDataset]
 
 KINDS = {"pass": lambda dataset: dataset, "stream": PackStream}
-"""What is given to a loader: a dataset, which ends with its epoch, or a stream, which does not."""
+"""Kinds of input for a loader: a dataset, which ends with its epoch, or a stream, which does not."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than processors

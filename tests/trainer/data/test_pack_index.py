@@ -1,4 +1,4 @@
-"""Where packs lie: the same from a table held whole, and from the file that processes of a host share."""
+"""Places of packs: the same from a table held whole, and from the file that processes of a host share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``auto`` takes on a GPU of some size, and what is refused before anything is loaded."""
+"""Choices of ``auto`` on a GPU of some size, and refusals before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from preshard.trainer.extra import memory_check
 from preshard.trainer.models.interface import register_attention
 
 H100 = 85_045_936_128
-"""What CUDA says of an H100 of 80 GB."""
+"""Memory of an H100 of 80 GB, as CUDA states it."""
 
 TEXT = {
     "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,

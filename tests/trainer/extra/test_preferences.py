@@ -97,7 +97,7 @@ def train_on_pairs(
 
 
 def paths(batch: RankBatch) -> list[tuple[int, list[torch.Tensor]]]:
-    """Of each document of a whole pack, its number, and where the prompt and each answer lie, up to its last label."""
+    """Number of each document of a whole pack, and where the prompt and each answer lie, up to its last label."""
     found = []
     for number in range(len(batch.preferences)):
         sides = []
@@ -162,7 +162,7 @@ def by_trl(folder: Path, family: str, out: Path) -> tuple[float, torch.Tensor, l
 
 
 class ExactLogProbs:
-    """In place of TRL's kernel, whose sums are float32 whatever the model's dtype: 2e-6 of the loss with images."""
+    """Stand-in for TRL's kernel, whose sums are float32 whatever the model's dtype: 2e-6 of the loss with images."""
 
     @staticmethod
     def apply(hidden: torch.Tensor, weight: torch.Tensor, _: Any, labels: torch.Tensor, *__: Any) -> Any:

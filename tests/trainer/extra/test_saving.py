@@ -1,4 +1,4 @@
-"""What takes less memory computes the same, on unmodified models of ``transformers``."""
+"""Same results with less memory, on unmodified models of ``transformers``."""
 
 from __future__ import annotations
 

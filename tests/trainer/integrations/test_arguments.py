@@ -215,7 +215,7 @@ def test_the_loader_is_as_the_arguments_say(config: Any, monkeypatch: pytest.Mon
 
 
 class Given:
-    """In place of a trainer of Hugging Face, between it and ``OnPacks`` one of the user's own."""
+    """Stand-in for a trainer of Hugging Face; between it and ``OnPacks`` stands one of the user's own."""
 
     __module__ = "transformers.trainer"
 

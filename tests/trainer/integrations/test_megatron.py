@@ -31,7 +31,7 @@ def _causal(folder: Path, **part: Any) -> list[Any]:
 
 
 def _partitioned(edges: Tensor, tokens: int, cp_size: int, cp_rank: int) -> Tensor:
-    """What ``thd_get_partitioned_indices`` of Transformer Engine 2 gives, which runs on GPUs alone: token by token."""
+    """Tokens by ``thd_get_partitioned_indices`` of Transformer Engine 2, which runs on GPUs alone: token by token."""
     local, found = (edges // cp_size).tolist(), []
     for token in range(tokens // cp_size):
         which = int(np.searchsorted(local, token, side="right")) - 1

@@ -61,7 +61,7 @@ UNKNOWN_DEVICE = (
     'PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU\nmesh = build'
 )
 BFLOAT16 = 1e-4
-"""How far losses may be from those in float64; AdamW's first steps go lr in the direction of each gradient's sign."""
+"""Tolerance for losses against float64; AdamW's first steps go lr in the direction of each gradient's sign."""
 SHARDED = ("dp_shard=1, ring_degree=args.world_size", "dp_shard=args.world_size, ring_degree=1")
 # TrainingArguments writes fsdp into the environment of the process: "sharded" comes last.
 CASES = {
@@ -162,7 +162,7 @@ def run_programs(rank: int, folders: dict[str, str], out: str, size: int) -> dic
 
 
 def _refused(names: dict[str, Any], given: str) -> str:
-    """What a trainer says that is made or used in another way."""
+    """Message of a trainer that is made or used in another way."""
     try:
         exec(given, names)
     except PreshardError as error:
@@ -186,7 +186,7 @@ def _code(case: Case, size: int, folder: str, run: str) -> str:
 
 @cache
 def plain_loop(folder: Path, packs_of_step: int, adapters: bool, steps: int) -> tuple[list[float], Tensor]:
-    """What the same steps give on one rank, by our model and torch alone."""
+    """Losses and weights of the same steps on one rank, by our model and torch alone."""
     from peft import LoraConfig, get_peft_model
 
     from preshard.attention import ContextParallel
@@ -219,7 +219,7 @@ def _packs(dataset: Any, of_step: int, steps: int) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def ran(folder_of: Callable[..., Path], gloo_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """By the number of ranks, what the last rank found."""
+    """Findings of the last rank, by the number of ranks."""
     folders = {family: str(folder_of(family)) for family in ("qwen3", "qwen3_vl")}
     out = tmp_path_factory.mktemp("programs")
     return {size: gloo_pool.run_apart(run_programs, folders, str(out), size, size=size)[-1] for size in (1, 2)}

@@ -32,7 +32,7 @@ pytestmark = [
 
 [PROGRAM] = programs_of("integrations", "torchtitan")
 LR, BETAS, DECAY = (4e-4, 8e-4, 8e-4), (0.9, 0.95), 0.1
-"""What torchtitan's debug model trains with: two steps of warm-up."""
+"""Settings with which torchtitan's debug model trains: two steps of warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ REFUSED = {
 
 
 def run_case(rank: int, name: str, folder: str, out: str, size: int, port: int) -> list[tuple[float, ...]]:
-    """What a case logs of each step: mean loss, largest loss, norm. Runs in a process that holds one trainer."""
+    """Figures that a case logs of each step: mean loss, largest loss, norm. Runs in a process with one trainer."""
     _join(rank, size, port, folder)
     from torchtitan.components.metrics import MetricsProcessor
 
@@ -96,7 +96,7 @@ def run_case(rank: int, name: str, folder: str, out: str, size: int, port: int) 
 
 
 def run_refused(rank: int, folder: str, out: str, size: int, port: int) -> dict[str, str]:
-    """What is said of each program of ``REFUSED``."""
+    """Messages about each program of ``REFUSED``."""
     _join(rank, size, port, folder)
     found = {}
     for begin, change in REFUSED.items():
@@ -125,7 +125,7 @@ def run_places(rank: int, folder: str, out: str, size: int, port: int) -> list[t
 
 
 def _join(rank: int, size: int, port: int, folder: str) -> None:
-    """Before torchtitan is imported for the first time: this rank's place, and what the CPU lacks."""
+    """Prepares torchtitan's first import: this rank's place, and what the CPU lacks."""
     os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
     os.environ |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     _take_cpus_for_devices()

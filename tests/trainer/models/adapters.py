@@ -1,4 +1,4 @@
-"""How far each kind of adapter that ``peft`` lists trains on packs as it does on the documents alone.
+"""Distance between training on packs and on the documents alone, for each kind of adapter that ``peft`` lists.
 
     python tests/trainer/models/adapters.py          # the table behind docs/integrations.md
     python tests/trainer/models/adapters.py LORA     # of one kind
@@ -45,7 +45,7 @@ TARGETS: dict[str, Any] = {
     "saved both": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": [10, 11, 12]},
 }
-"""Where adapters are put. Kinds that put something before the tokens have no place, and count as ``projections``."""
+"""Places of adapters. Kinds that put something before the tokens have no place, and count as ``projections``."""
 
 OWN: dict[str, dict[str, Any]] = {
     "ADALORA": {"init_r": 4, "target_r": 2, "total_step": 10},
@@ -66,7 +66,7 @@ OWN: dict[str, dict[str, Any]] = {
     "WAVEFT": {"n_frequency": 8},
     "XLORA": {},
 }
-"""What a kind needs, or has to have for matrices so small."""
+"""Settings that a kind needs, or has to have for matrices so small."""
 
 
 def kinds() -> list[str]:

@@ -1,4 +1,4 @@
-"""How far each followed model on a pack is from itself on the documents alone.
+"""Distance of each followed model on a pack from itself on the documents alone.
 
     python tests/trainer/models/followed.py          # the differences behind docs/families.md
     python tests/trainer/models/followed.py llama    # one of them
@@ -71,7 +71,7 @@ ALL = {"sliding_window": WINDOW}
 BOTH = {**ALL, "layer_types": ["sliding_attention", "full_attention"]}
 
 CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}
-"""By which scores and logits of the tiny models change."""
+"""Settings that change scores and logits of the tiny models."""
 
 STATE_AND_FULL = {"layer_types": ["linear_attention", "full_attention"]}
 
@@ -90,7 +90,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_text": {**BOTH, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
     "dots1": {**BOTH, "n_shared_experts": 1},
 }
-"""What a model's defaults lack to be followed, or to have each kind of layer."""
+"""Settings that a model's defaults lack to be followed, or to have each kind of layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def measure(config: dict[str, Any]) -> Found:
 
 
 def _paths() -> Iterator[tuple[Tensor, int]]:
-    """For each document, and each annotation after what it shares: its tokens, and which is the first new one."""
+    """Yields for each document, and each annotation after what it shares, its tokens and the first new one."""
     start = 0
     for shared, *branches in DOCUMENTS:
         prefix = torch.arange(start, start + shared)

@@ -46,7 +46,7 @@ LIMITS = {"float64": 1e-6, "float32": 1e-4}
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How ranks share parameters and packs, and what they do to save memory.
+    """Way to share parameters and packs among ranks, and to save memory.
 
     Attributes:
         name: in the table.
@@ -79,7 +79,7 @@ LIST = (
 WAYS = {way.name: way for way in LIST}
 MOST_RANKS = 8
 HEADS = 4
-"""Of the models that ``demo-model`` writes."""
+"""Heads of the models that ``demo-model`` writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def run(pool: GlooPool, folder: Path, right: Right, cases: list[Case], dtype: st
 
 
 def read_log(log: Path | None, dtype: str) -> dict[Case, float]:
-    """What earlier runs found."""
+    """Findings of earlier runs."""
     lines = log.read_text(encoding="utf-8").splitlines() if log is not None and log.exists() else []
     entries = [json.loads(line) for line in lines]
     return {Case(**entry["case"]): entry["difference"] for entry in entries if entry["dtype"] == dtype}

@@ -14,7 +14,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.models.adapters import FOLLOWED, check_adapters
 
 CLOSE = 1e-6
-"""In float64; the model's own loss is in float32."""
+"""Tolerance in float64; the model's own loss is in float32."""
 
 SOME = [
     *(("LORA", place, "before", True, "") for place in ("projections", "experts", "saved output", "tokens")),

@@ -34,7 +34,7 @@ PACKS = 12
 
 @pytest.fixture(autouse=True)
 def no_graphs() -> Iterator[None]:
-    """What others have compiled is neither used nor counted."""
+    """Forgets what others have compiled, so that it is neither used nor counted."""
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -127,7 +127,7 @@ def test_sharded_and_recomputed_blocks_are_compiled(many_packs: Path, alone: Non
 
 
 def compiled_on_a_rank(mesh: Mesh, folder: str) -> tuple[float, int]:
-    """How far compiled blocks are from plain ones, both sharded, and how many graphs there are. Runs on each rank."""
+    """Distance of compiled blocks from plain ones, both sharded, and how many graphs there are. Runs on each rank."""
     torch._dynamo.reset()
     counters.clear()
     plain, packed = (PackedModel(load_model(Path(folder) / "model", dtype=torch.float64)) for _ in range(2))

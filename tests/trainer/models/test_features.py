@@ -47,7 +47,7 @@ class Case:
         return np.random.default_rng(self.seed + 1).permutation(self.seq_len)[: self.edges[-1]]
 
     def batch(self, cp_rank: int) -> RankBatch:
-        """What the exchange reads of a batch; the rest is empty."""
+        """Batch with what the exchange reads; the rest is empty."""
         empty = torch.zeros(0, dtype=torch.int64)
         values: dict[str, Any] = {f.name: empty for f in dataclasses.fields(RankBatch)}
         values |= {
@@ -66,7 +66,7 @@ def _rows(start: int, end: int) -> Tensor:
 
 
 def exchange_on_a_rank(mesh: Mesh, values: dict[str, Any], way: str) -> tuple[Tensor, Tensor, Tensor]:
-    """What arrives, where it belongs, and the gradient of what was sent if an arriving row x has gradient x + 0.5."""
+    """Features that arrive, their places, and the gradient of what was sent if an arriving row x has x + 0.5."""
     case, cp = Case(**values), mesh.cp
     exchange = bind_features(case.batch(cp.cp_rank), cp, way)
     made = _rows(*case.edges[cp.cp_rank : cp.cp_rank + 2]).requires_grad_()

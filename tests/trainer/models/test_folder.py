@@ -157,7 +157,7 @@ def test_an_export_takes_nobodys_place(tmp_path: Path) -> None:
 
 
 def packed_images(folder: Path, family: str) -> ModelEntry:
-    """What a manifest says of a family's tiny model."""
+    """Manifest's entry on a family's tiny model."""
     write_model_folder(folder, family, vocabulary=300)
     own = load_family(str(folder)).family
     return ModelEntry(
@@ -170,7 +170,7 @@ OF_ROWS = {
     **{"gemma3": ("", "mm_tokens_per_image", 1), "gemma4": ("vision_config", "pooling_kernel_size", 5)},
     **{"internvl": ("", "downsample_ratio", 0.25), "mistral3": ("", "spatial_merge_size", 4)},
 }
-"""What decides the size of a row, for families that do not call it ``spatial_merge_size`` of their encoder."""
+"""Settings that decide the size of a row, for families that do not call it ``spatial_merge_size`` of their encoder."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -57,7 +57,7 @@ def every_model() -> dict[str, Any]:
 
 
 def said_of(folder: Path, config: dict[str, Any], architecture: str = "XForCausalLM") -> list[str]:
-    """What the packer and the trainer say of a folder; empty where it is taken."""
+    """Messages of the packer and the trainer on a folder; empty where it is taken."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}, default=str))
     load_family.cache_clear()

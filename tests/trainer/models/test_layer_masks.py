@@ -1,4 +1,4 @@
-"""Which layers of a model have a window, where ``config.json`` does not list them: as `transformers` decides."""
+"""Layers of a model that have a window, where ``config.json`` does not list them: as `transformers` decides."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def pack_mask() -> MaskArrays:
 
 
 def paths() -> list[tuple[Tensor, Tensor]]:
-    """Of each document, or each annotation after its prefix: its tokens' positions in the pack, and which are new."""
+    """Positions of the tokens in the pack, and which are new, for each document or each annotation after its prefix."""
     mask, found = pack_mask(), []
     for doc in range(5):
         own = mask.doc_ids == doc
@@ -106,7 +106,7 @@ def random_tokens() -> Tensor:
 
 
 def random_weights() -> Tensor:
-    """What the loss multiplies hidden states by."""
+    """Weights by which the loss multiplies hidden states."""
     generator = torch.Generator().manual_seed(2)
     return torch.randn(SEQ_LEN, CONFIG["hidden_size"], generator=generator, dtype=torch.float64)
 

@@ -1,4 +1,4 @@
-"""What a step works out on the host: nothing that waits for a device, and nothing that a worker has worked out."""
+"""Work of a step on the host: nothing that waits for a device, and nothing that a worker has worked out."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
 
 
 def some_attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: Any = None, **_: Any) -> Any:
-    """In place of FlexAttention, on tensors without values: what has its results' shapes, and gradients."""
+    """Stand-in for FlexAttention on tensors without values: it has its results' shapes, and gradients."""
     out = q * k.mean() * v.mean()
     return (out, AuxOutput(lse=out.float().sum(-1))) if return_aux is not None else out
 
@@ -259,7 +259,7 @@ def test_a_wrong_copy_is_noticed(copies: Copies) -> None:
 
 
 def features_alone(core: Any, inputs: Any) -> Tensor:
-    """In place of an encoder: as many features as it would give."""
+    """Stand-in for an encoder: as many features as it would give."""
     rows = sum(len(inputs[name]) for name in ("image_token_pooling", "video_token_pooling") if name in inputs)
     return torch.zeros(rows, core.language_model.config.hidden_size, device="meta")
 

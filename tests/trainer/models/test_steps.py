@@ -31,7 +31,7 @@ def steps() -> Any:
 
 
 def compare(gloo_pool: Any, folders: dict[str, Path]) -> dict[str, float]:
-    """How far each model's step is from the documents alone, on one rank or two."""
+    """Distance of each model's step from the documents alone, on one rank or two."""
     paths = [str(path) for path in folders.values()]
     on_ranks = [gloo_pool.run(steps().step_on_a_rank, paths, **degrees)[0] for degrees in ({}, {"ring": 2})]
     apart = {}

@@ -39,7 +39,7 @@ def each_sequence_by_itself(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """What ``varlen_attn`` promises, by a plain loop."""
+    """Result that ``varlen_attn`` promises, by a plain loop."""
     assert cu_seq_q is cu_seq_k
     assert cu_seq_q.dtype == torch.int32
     assert window_size == (-1, 0)

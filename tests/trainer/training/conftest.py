@@ -1,4 +1,4 @@
-"""Where the files beside these tests are found."""
+"""Path on which the files beside these tests are found."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def references(cases: Sequence[Case]) -> list[Case]:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all cases have in common."""
+    """Settings that all cases have in common."""
 
     dataset: str
     dtype: str

@@ -82,4 +82,4 @@ PLANTS: dict[str | None, Callable[[int, int], AbstractContextManager[None]]] = {
     "layout-run": _plant(_swapped_runs),
     "boundary-order": _plant(exchange_images),
 }
-"""How to make each mistake, by name: a function of the rank and the number of ranks."""
+"""Ways to make each mistake, by name: a function of the rank and the number of ranks."""

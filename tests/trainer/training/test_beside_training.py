@@ -1,4 +1,4 @@
-"""What a run does beside its steps: evaluation, saves in the background, figures, traces."""
+"""Work of a run beside its steps: evaluation, saves in the background, figures, traces."""
 
 from __future__ import annotations
 

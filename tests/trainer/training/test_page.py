@@ -1,4 +1,4 @@
-"""What docs/training.md tells a user to run."""
+"""Commands that docs/training.md tells a user to run."""
 
 from __future__ import annotations
 

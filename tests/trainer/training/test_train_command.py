@@ -257,7 +257,7 @@ def command_in_a_copy(rank: int, world_size: int, port: int, arguments: list[str
 
 
 def hold_writing(folder: Path) -> None:
-    """From now on every thread of this process stands still that opens a file of a folder."""
+    """Stops, from now on, every thread of this process that opens a file of a folder."""
 
     def hold(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and str(arguments[0]).startswith(f"{folder}/"):

@@ -34,7 +34,7 @@ class Ids(dict[str, int]):
 
 
 def both_ways(folder: Path, config: PackConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What packing and verifying make of a folder."""
+    """Settings that packing and verifying make of a folder."""
     found, ids = load_family(str(folder), config.images.backend), Ids()
     files = {name: (folder / name).read_bytes() for name in CARRIED_FILES if (folder / name).is_file()}
     masks, family = layer_masks(found.config, config.seq_len, "model"), found.family

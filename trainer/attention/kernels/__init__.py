@@ -21,7 +21,7 @@ from preshard.trainer.attention.tiles import TileList
 
 
 class Prepared(Protocol):
-    """What a kernel works out about some queries and keys, once per batch for all layers."""
+    """A kernel's preparations for some queries and keys, once per batch for all layers."""
 
     @property
     def empty(self) -> bool:
@@ -33,7 +33,7 @@ class Kernel(Protocol):
     """A way to compute attention. ``prepared`` was made by the kernel's own ``prepare`` and is never ``empty``."""
 
     def prepare(self, queries: MaskTensors, keys: MaskTensors, listed: TileList | None = None) -> Prepared:
-        """What can be worked out about these queries and keys before their values are known.
+        """Works out what can be known about these queries and keys before their values are known.
 
         Args:
             queries, keys: which tokens.

@@ -175,7 +175,7 @@ def _by_key_head(n_kv_heads: int, *tensors: Tensor) -> list[Tensor]:
 def _capped(
     q_HBD: Tensor, k_KND: Tensor, v_KND: Tensor, mask_BN: Tensor, softcap: float
 ) -> tuple[Float[Tensor, "H B D"], Float[Tensor, "H B"]]:
-    """What ATen's forward would give; -inf as the log-sum-exp of a row that sees nothing."""
+    """Results as of ATen's forward; -inf as the log-sum-exp of a row that sees nothing."""
     outs, lses = [], []
     for q_RD, k_ND, v_ND in zip(*_by_key_head(len(k_KND), q_HBD, k_KND, v_KND), strict=True):
         scores_RN, _ = _capped_scores(q_RD, k_ND, mask_BN, softcap)
@@ -191,7 +191,7 @@ def _capped_backward(
     dout_HBD: Tensor, q_HBD: Tensor, k_KND: Tensor, v_KND: Tensor, out_HBD: Tensor, lse_HB: Tensor, mask_BN: Tensor,
     softcap: float,
 ) -> tuple[Float[Tensor, "H B D"], Float[Tensor, "K N D"], Float[Tensor, "K N D"]]:  # fmt: skip
-    """What ATen's backward would give, in the accumulation dtype (Dao 2023, FlashAttention-2, with the cap's slope)."""
+    """Gradients as of ATen's backward, in the accumulation dtype (Dao 2023, FlashAttention-2, with the cap's slope)."""
     dqs, dks, dvs = [], [], []
     rows = _by_key_head(len(k_KND), dout_HBD, q_HBD, k_KND, v_KND, out_HBD, lse_HB[..., None])
     for dout_RD, q_RD, k_ND, v_ND, out_RD, lse_R1 in zip(*rows, strict=True):

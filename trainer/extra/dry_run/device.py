@@ -23,7 +23,7 @@ from preshard.trainer.attention.kernels import flex
 from preshard.trainer.extra.dry_run.guard import cuda_in_autograd
 
 CAPABILITY = (9, 0)
-"""Of an H100, whatever device is asked for: libraries choose their kernels by it."""
+"""Compute capability of an H100, whatever device is asked for: libraries choose their kernels by it."""
 
 
 class _Stream:
@@ -59,7 +59,7 @@ class _Event(_Stream):
 
 @contextmanager
 def fake_cuda(memory: int, waits: Callable[[str], None]) -> Iterator[None]:
-    """Inside, this process seems to have one CUDA device; a dispatch mode must give its tensors (see ``Ledger``).
+    """Fakes one CUDA device in this process; a dispatch mode must give its tensors (see ``Ledger``).
 
     Backward passes run in the calling thread.
 
@@ -131,7 +131,7 @@ def patched(target: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _fused(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What torch with CUDA takes for attention without a mask, and with one."""
+    """Stand-in for torch's attention on CUDA, without a mask and with one."""
     aten: Any = torch.ops.aten
 
     def attention(
@@ -156,7 +156,7 @@ def _flex_attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: Any = None, 
 
 @library.custom_op("preshard::flex", mutates_args=())
 def flex_kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Has the results of FlexAttention's forward kernel, on fake tensors alone."""
+    """Returns tensors in the shape of the results of FlexAttention's forward kernel, on fake tensors alone."""
     raise NotImplementedError
 
 

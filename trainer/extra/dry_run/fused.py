@@ -70,7 +70,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _settings(block: nn.Module) -> tuple[Any, ...]:
-    """What may tell blocks of a kind from each other, such as a window."""
+    """Settings that may tell blocks of a kind from each other, such as a window."""
     plain = (int, float, str, bool, type(None))
     return tuple(
         (path, name, value)
@@ -168,7 +168,7 @@ def _reach(_module: nn.Module, q: Tensor, k: Tensor, v: Tensor, _mask: Any, **na
 
 @contextmanager
 def _attention(replaced: Callable[..., Any]) -> Iterator[None]:
-    """Inside, blocks call something else as the attention of packs."""
+    """Replaces the function that blocks call as the attention of packs."""
     interface = register_attention().AttentionInterface
     interface.register(PACKED, replaced)
     try:

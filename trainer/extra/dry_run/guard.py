@@ -28,7 +28,7 @@ def compiler() -> str | None:
 
 @contextmanager
 def cuda_in_autograd() -> Iterator[None]:
-    """Inside, torch's C++ parts find a CUDA device whose streams are always done.
+    """Shows torch's C++ parts a CUDA device whose streams are always done.
 
     Raises:
         ConfigError: there is no C++ compiler, or it does not compile against this torch.

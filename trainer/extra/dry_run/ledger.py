@@ -28,8 +28,8 @@ PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "encoder", "attention", "exchange", "logits",
     "inputs", "backward",
 )  # fmt: skip
-"""What memory is for: this rank's shards, their gradients and the optimiser's state; parameters that are whole for a
-while, and sums of gradients on their way; what layers keep or are working on, of the decoder and of the encoder; what
+"""Uses of memory: this rank's shards, their gradients and the optimiser's state; parameters that are whole for a while,
+and sums of gradients on their way; what layers keep or are working on, of the decoder and of the encoder; what
 attention's kernel makes; its keys, heads and their gradients on the way; logits; what the step reads; what else the
 backward pass makes, gradients of activations and of whole parameters."""
 
@@ -80,7 +80,7 @@ class _FakeMode(FakeTensorMode):
 
 
 class Ledger(TorchDispatchMode):
-    """What happened inside.
+    """Record of what happened inside.
 
     Attributes:
         phase: which part of the step runs; set by :meth:`during`.
@@ -224,7 +224,7 @@ class Ledger(TorchDispatchMode):
         self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.live)
 
     def _part(self) -> str:
-        """What memory that is asked for now is for."""
+        """Use of the memory that is asked for now."""
         if self.phase in ("parameters", "optimizer"):
             return self.phase
         frame: FrameType | None = sys._getframe(3)
@@ -265,7 +265,7 @@ def operator_kind(func: Any) -> str:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Of the elements, but those of an expanded tensor once."""
+    """Bytes of the elements, but those of an expanded tensor once."""
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())
 
 

@@ -1,4 +1,4 @@
-"""What a dry run found, as lines of text."""
+"""Report of a dry run, as lines of text."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What one rank does in a step, by counting. Nothing was computed, and no GPU has confirmed it.
+    """Work of one rank in a step, by counting. Nothing was computed, and no GPU has confirmed it.
 
     Attributes:
         config: the settings, without ``auto``.

@@ -105,7 +105,7 @@ def _inner(kind: pa.DataType) -> list[pa.DataType]:
 
 
 def _conversion(kind: pa.DataType) -> Convert | None:
-    """What makes a value of JSON of Arrow's Python value, which is not null; None where they are the same."""
+    """Function that turns Arrow's Python value, which is not null, into JSON's; None where they are the same."""
     if isinstance(kind, pa.UuidType):
         return str
     kind = stored_type(kind)

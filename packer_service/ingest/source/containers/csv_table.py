@@ -191,7 +191,7 @@ def _row(header: Any, fields: Any) -> Any:
 
 
 def _value(name: str, field: str) -> Any:
-    """What a field spells, if it is JSON or a number where such a value may stand."""
+    """The value that a field spells, if it is JSON or a number where such a value may stand."""
     with suppress(ValueError, RecursionError):
         if name in NESTED and field.lstrip().startswith(("[", "{")):
             return json.loads(field)
@@ -201,7 +201,7 @@ def _value(name: str, field: str) -> Any:
 
 
 def _fault(error: Exception, n_lines: int = 1) -> DocumentError:
-    """Why a record cannot be read. A quote that is not closed takes lines with it, each of which may be a row."""
+    """Reason why a record cannot be read. An open quote takes lines with it, each of which may be a row."""
     reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
     if n_lines > 1 and isinstance(error, csv.Error):
         lost = f"the record cannot be read ({reason}; {n_lines} lines); is a quotation mark not closed?"

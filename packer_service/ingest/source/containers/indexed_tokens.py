@@ -50,7 +50,7 @@ def index_uri(uri: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Index:
-    """What the header of an index says."""
+    """Header of an index."""
 
     uri: str
     mtime_ns: int

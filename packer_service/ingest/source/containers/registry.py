@@ -46,4 +46,4 @@ SUFFIXES = {
 }
 WHOLE_SUFFIXES = {".tgz": ("tar", "gzip")}
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-"""What may stand behind an ending of a container that is scanned."""
+"""Codecs of the endings that may follow that of a container that is scanned."""

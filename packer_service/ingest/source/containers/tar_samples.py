@@ -80,7 +80,7 @@ _Links = Mapping[str, "_Member | str"]
 """The member that each link stands for, or why there is none, by the link's name."""
 
 _LINKS: LRUCache[tuple[str, int], _Links] = LRUCache(16)
-"""Those of the tars read last."""
+"""Links of the tars read last."""
 
 
 def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]:  # noqa: ARG001
@@ -275,7 +275,7 @@ def _resolved(members: Sequence[_Member]) -> _Links:
 
 
 def _target(link: _Member, places: Mapping[str, Sequence[_Member]]) -> _Member | str:
-    """What a link stands for, as ``tarfile`` finds it: the last member of that name, of those before a hard link."""
+    """Member that a link stands for, as ``tarfile`` finds it: the last of that name, of those before a hard link."""
     member, passed = link, set[int]()
     while member.link is not None:
         passed.add(member.offset)

@@ -24,7 +24,7 @@ def is_custom(name: str) -> bool:
 
 
 def parse_by(name: str) -> Callable[[dict[str, Any]], Document]:
-    """What parses rows by ``package.module:function``.
+    """Returns the function that parses rows, named by ``package.module:function``.
 
     The function gets the row with all of its columns, and returns a ``Document`` or a row of the form ``messages``. An
     error that it raises rejects the row.

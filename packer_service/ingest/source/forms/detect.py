@@ -1,4 +1,4 @@
-"""Which form a file's rows have, told by their columns."""
+"""Detection of the form of a file's rows by their columns."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kinds_of_row(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def closer_kind(name: str, row: Mapping[str, Any]) -> str | None:
-    """What a column of a row holds if it is media, or values for places of its text."""
+    """Kind of a row's column if it holds media, or values for places of its text."""
     if name in PLACE_COLUMNS and _spells(row, PLACE_COLUMNS[name]):
         return PLACES
     return MEDIA if holds_media(row[name]) else None
@@ -221,7 +221,7 @@ def detect(columns: Columns) -> Form | None:
 
 @lru_cache(maxsize=4096)
 def left_columns(form: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Those of some columns that a form does not read; most rows of a file have the same ones."""
+    """Columns, of those given, that a form does not read; most rows of a file have the same ones."""
     found, given = find_form(form), dict(columns)
     return tuple(name for name in given if not found.reads(name, given))
 
@@ -248,7 +248,7 @@ def named(column: str) -> str:
 
 
 def formless(columns: Columns) -> str:
-    """Why rows with these columns have no form, and what comes nearest."""
+    """Reason why rows with these columns have no form, and what comes nearest."""
     if found := sorted(OF_A_PREFERENCE & columns.keys()):
         nearest = "the form preferences reads both answers, as chosen and rejected: rename the columns"
         return f"{' and '.join(found)} alone is not a preference; {nearest}"

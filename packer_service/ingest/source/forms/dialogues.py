@@ -54,7 +54,7 @@ SPEAKERS = {
     "observation": "tool",
     "tool": "tool",
 }
-"""Whom ``from`` names, and the role that it becomes."""
+"""Speakers that ``from`` names, and the roles that they become."""
 KEYS = ("from", "value", "weight", "train")
 
 
@@ -241,7 +241,7 @@ def parse_preferences(row: dict[str, Any]) -> Document:
 
 
 def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """How many items two sequences begin with alike."""
+    """Number of equal items at the beginning of two sequences."""
     return next(
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[0-9]+$")
 _MARK = re.compile(r"<(image|video)(?:[ _]?([0-9]{1,3}))?>")
 """A placeholder; with a number it names a numbered column, or an entry of a list counted from 1: ``<image 1>``."""
 OF_A_PLACE = ("start", "end", "fps", "max_frames", "min_pixels", "max_pixels")
-"""What a part without a file may say of the one that it shows."""
+"""Keys by which a part without a file may describe the one that it shows."""
 
 
 @lru_cache(maxsize=4096)
@@ -47,7 +47,7 @@ def unfilled_mark(text: str) -> str | None:
 
 @dataclass(kw_only=True)
 class Supply:
-    """What a row's media columns hold, and how much of it has found its place.
+    """Contents of a row's media columns, and how much of it has found its place.
 
     A kind without a column is not there: then its placeholder is text as any other. ``marks`` are the placeholders,
     each with the place that it is.

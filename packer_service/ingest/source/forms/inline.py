@@ -23,7 +23,7 @@ _SIGNATURES = re.compile(
 _HEAD = 24
 """Characters of base64 that hold all of a signature."""
 _BEGINNINGS = frozenset(("/9", "iV", "R0", "Uk", "Qk", "SU", "TU", "AA", "UD", "JV", "Gk", "Rk", "_9", "b'", 'b"'))
-"""How base64 of a signature begins, in both alphabets, so that few texts have to be decoded."""
+"""Beginnings of signatures in base64, in both alphabets, so that few texts have to be decoded."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
 _NOT_A_PATH = 300
 """Length from which a text in the letters of base64, without a dot, is not taken for a path."""
@@ -47,8 +47,8 @@ def is_base64(text: str) -> bool:
 
 
 def decode_base64(text: str) -> bytes | None:
-    """What base64 spells, in the usual alphabet or that of URLs, with line breaks or without padding; None if it is
-    not base64.
+    """Bytes that base64 spells, in the usual alphabet or that of URLs, with line breaks or without padding; None if it
+    is not base64.
     """
     given = _bare(text)
     return _decoded(unquote(given) if "%" in given else given)

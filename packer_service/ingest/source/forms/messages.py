@@ -74,7 +74,7 @@ def _part(given: Any, where: str) -> Part:
 
 
 def _fields(given: dict[str, Any], role: Role, where: str) -> tuple[tuple[str, str], ...]:
-    """What the chat template gets besides the content, as JSON text."""
+    """Fields that the chat template gets besides the content, as JSON text."""
     fields = []
     for name in ("tool_calls", *TEXTS):
         value = given.get(name)
@@ -97,7 +97,7 @@ def _check_calls(value: Any, where: str) -> None:
 
 
 def _weight(given: dict[str, Any], role: Role, where: str) -> float:
-    """What a turn of the assistant counts: ``weight`` as in OpenAI's fine-tuning, or ``train``."""
+    """Loss weight of a turn of the assistant: ``weight`` as in OpenAI's fine-tuning, or ``train``."""
     present = [name for name in LOSS if name in given]
     if not present:
         return 1.0
@@ -114,7 +114,7 @@ def _weight(given: dict[str, Any], role: Role, where: str) -> float:
 
 
 def loss_weight(value: Any, where: str) -> float:
-    """What a row says that a turn or a document counts.
+    """Loss weight that a row gives a turn or a document.
 
     Raises:
         DocumentError: ``bad_row``.
@@ -125,7 +125,7 @@ def loss_weight(value: Any, where: str) -> float:
 
 
 def template_columns(row: dict[str, Any]) -> dict[str, Any]:
-    """What a row gives its chat template beside the messages, as JSON text, by the names of ``Document``.
+    """Values that a row gives its chat template beside the messages, as JSON text, by the names of ``Document``.
 
     Raises:
         DocumentError: ``bad_row``.

@@ -40,7 +40,7 @@ _OF_A_QUESTION = ("context", "passage", "choices", "options")
 _OF_A_PROMPT = (*(name for name in dialogues.QUESTIONS if name != "prompt"), *dialogues.SYSTEMS, "input", "history")
 """Columns that answers belong to, and that the form ``preferences`` reads in ``prompt`` alone."""
 _BELONGS = {"question_answer": ("question", _OF_A_QUESTION), "preferences": ("prompt", _OF_A_PROMPT)}
-"""By form, columns that it does not read, and where their values belong."""
+"""Columns that each form does not read, and where their values belong."""
 _OF_A_PART = ("fps", "sample_fps", "max_frames", *PIXELS, *NOT_FOLLOWED)
 """Columns that say how an image or video beside them is shown, or how the file itself is."""
 _NAMES_OF_FILES = frozenset(("file", "filename", "filepath", "file_name", "file_path", "key", "name", "path", "title"))
@@ -61,7 +61,7 @@ def is_telling(column: str) -> bool:
 def overlooked(
     columns: Columns, form: Form, named_by_user: Collection[str] = (), row: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Why the columns of a file or row must not be read in a form: one of them would be left out, and what to do.
+    """Reason why the columns of a file or row must not be read in a form: one would be left out, and what to do.
 
     Args:
         columns: the columns.
@@ -92,7 +92,7 @@ def _overlooked(form_name: str, given: tuple[tuple[str, str], ...], named_by_use
 
 
 def _of_another_form(name: str, form: Form, columns: Columns, leave_out: str) -> str | None:
-    """Why a column may not be left out that changes what the others mean."""
+    """Reason why a column may not be left out that changes what the others mean."""
     if name in OF_A_PREFERENCE and form is not MESSAGES:
         remedy = "--form preferences reads chosen and rejected, and a prompt"
         return f"{form.title} does not read the column {name} of a preference; {remedy}; {leave_out}"
@@ -109,7 +109,7 @@ def _of_another_form(name: str, form: Form, columns: Columns, leave_out: str) ->
 
 
 def _of_media(name: str, form: Form, columns: Columns, leave_out: str) -> str | None:
-    """Why a column may not be left out that holds media or turns, or says how those beside it are shown."""
+    """Reason why a column may not be left out that holds media or turns, or says how those beside it are shown."""
     if _CUTS.fullmatch(name) and any(form.reads(video, columns) for video in VIDEO_COLUMNS if video in columns):
         rename = f"rename it to {'end' if _ENDS.search(name) else 'start'}, in seconds from the first frame"
         rename = "give start and end, in seconds from the first frame" if _PAIRS.search(name) else rename
@@ -131,7 +131,7 @@ def _reads_media(form: Form, column: str, columns: Columns) -> bool:
 
 
 def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
-    """What reads a column that a form does not; ``columns`` are all that stand beside it."""
+    """Remedy for a column that a form does not read; ``columns`` are all that stand beside it."""
     others = [other for other in FORMS if other is not form and other.reads(column, columns)]
     fitting = [other.name for other in others if other.fits(columns)]
     if fitting:

@@ -15,7 +15,8 @@ from preshard.schemas.sequence import IGNORE_INDEX
 
 IDS, LABELS, POSITIONS = "input_ids", "labels", "position_ids"
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
-"""Which tokens are learnt: as verl and Megatron, and as TRL name it. Numbers other than 0 and 1 weigh the loss."""
+"""Names of the mask that says which tokens are learnt: as verl and Megatron, and as TRL name it. Numbers other than 0
+and 1 weigh the loss."""
 PADDING = "attention_mask"
 LENGTHS = ("document_lengths", "seq_lengths")
 """Tokens of each document in the row; the second is TRL's name."""
@@ -159,7 +160,7 @@ def _plain_array(value: list[Any], where: str) -> np.ndarray:
 
 
 def column_values(column: TokenColumn, value: Any) -> np.ndarray:
-    """What a row says of a column: one entry for each token or turn, or for the whole row, with NaN for null.
+    """Values of a column in a row: one entry for each token or turn, or for the whole row, with NaN for null.
 
     Raises:
         DocumentError: ``bad_row``: not numbers of the column's type and width.

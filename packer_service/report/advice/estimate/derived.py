@@ -34,7 +34,7 @@ MOST_TILES = 1 << 25
 
 
 class PackMask(NamedTuple):
-    """Who sees whom in a pack, and the edges of its documents with their alignment padding."""
+    """Mask of a pack: who sees whom, and the edges of its documents with their alignment padding."""
 
     mask: MaskIndex
     edges: Int64[np.ndarray, "segments_plus_1"]
@@ -89,7 +89,7 @@ def with_derived(loads: PackLoads, config: PackConfig, gpus: int, read: Callable
 
 
 def not_derived(why: str) -> str:
-    """What an answer says where masks cannot be read."""
+    """Note of an answer where masks cannot be read."""
     return f"layouts that were not packed are left out, as no mask could be read to derive them: {why}"
 
 
@@ -107,7 +107,7 @@ def _places(tiles: Int64[np.ndarray, "packs"], layouts: int) -> Int64[np.ndarray
 
 
 def _most_similar(tiles: Int64[np.ndarray, "packs"], places: Int64[np.ndarray, "masks"]) -> Int64[np.ndarray, "packs"]:
-    """For each pack the number of the mask that stands for it; a pack whose mask was read stands for itself."""
+    """The number of the mask that stands for each pack; a pack whose mask was read stands for itself."""
     order = np.argsort(tiles[places], kind="stable")
     ascending = tiles[places][order]
     like = order[np.searchsorted((ascending[1:] + ascending[:-1]) / 2, tiles)]

@@ -1,4 +1,4 @@
-"""What the estimates read of a dataset: some columns of its packs, and the loads of some blocks of packs."""
+"""Inputs of the estimates from a dataset: some columns of its packs, and the loads of some blocks of packs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = ("n_tokens", "n_units", "n_patches", "n_pooled_tokens", "load", "atten
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SlowestRank:
-    """What a layout asks of its slowest rank, pack by pack.
+    """Load of a layout's slowest rank, pack by pack.
 
     Attributes:
         gather_path: most tiles of a rank; of a model with windows, of its layers on average.
@@ -47,7 +47,7 @@ class SlowestRank:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PackLoads:
-    """What the sampled packs ask of ranks.
+    """Loads of ranks from the sampled packs.
 
     Attributes:
         n_packs: packs of the dataset.

@@ -1,4 +1,4 @@
-"""What the memory of a rank holds, for each split of a dataset's packs."""
+"""Memory of a rank, for each split of a dataset's packs."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ class Moved(NamedTuple):
 
 
 PLAIN_KEPT, KEPT_OF_A_NORM = 8, 5
-"""Of ``ModelDimensions.hidden_kept``: what Qwen3 has, and what a norm more adds."""
+"""Values of ``ModelDimensions.hidden_kept``: what Qwen3 has, and what a norm more adds."""
 
 OPERANDS = Moved(14, 4, 4, 6)
-"""Of products with weights, in the forward pass; the backward pass has two products for each."""
+"""Traffic of products with weights, in the forward pass; the backward pass has two products for each."""
 
 FORWARD = {False: Moved(84, 56, 56, 10, 40), True: Moved(24, 6, 6, 6, 4)}
 BACKWARD = {False: Moved(214, 148, 176, 48, 88), True: Moved(40, 46, 72, 18, 20)}
-"""Of all other kernels, with plain and with compiled blocks."""
+"""Traffic of all other kernels, with plain and with compiled blocks."""
 
 LOGITS = 34 + 48
 """Bytes of a logit: forward, and computed again in the backward pass. The loss is not compiled. For each chunk of
@@ -72,7 +72,7 @@ class OutsideAttention:
     question: AdviceQuestion
 
     def operations(self, tokens: float, saving: Saving) -> float:
-        """Of products with weights. The logits are computed again in any case: they are never kept."""
+        """Operations of products with weights. The logits are computed again in any case: they are never kept."""
         sizes = self.sizes
         products = self._passes(saving) * sizes.layers * sizes.layer_products + 4 * sizes.head_products
         if saving.tiled:  # the MLPs once more
@@ -90,7 +90,7 @@ class OutsideAttention:
         return tokens * (sizes.layers * layer * number / 2 + LOGITS * sizes.vocab + of_chunks)
 
     def seconds(self, tokens: float, saving: Saving, gpus: int, *, compiled: bool | None = None) -> float:
-        """Of a rank with so many tokens; by the given efficiency, where one is given."""
+        """Seconds of a rank with so many tokens; by the given efficiency, where one is given."""
         asked, device, sizes = self.question, self.question.device, self.sizes
         operations = self.operations(tokens, saving) / (device.peak_tflops * 1e12)
         if asked.linear_efficiency is not None:

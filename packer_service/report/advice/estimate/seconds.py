@@ -1,4 +1,4 @@
-"""How long a step takes on its slowest rank, pack by pack: a model of kernels that run at a known speed.
+"""Time of a step on its slowest rank, pack by pack: a model of kernels that run at a known speed.
 
 Kernels are counted as in the costs of ``packs.parquet``: attention in whole tiles (Dong et al. 2024, FlexAttention),
 the vision encoder by the loads of its units; what lies outside both also by its bytes. Messages are counted as
@@ -121,13 +121,13 @@ class Estimate:
         return max(inside, between) / (1e9 * asked.link_efficiency)
 
     def turns(self, split: SplitChoice, saving: Saving) -> int:
-        """In how many turns a rank gathers its key heads."""
+        """Number of turns in which a rank gathers its key heads."""
         own = split.heads_on_the_way(self.sizes.kv_heads) // split.ulysses
         return -(-own // (saving.head_stride or own))
 
     def offload(self, split: SplitChoice, saving: Saving, gpus: int) -> tuple[float, float]:
-        """What travels between a device and its host in a step, one way at a time, and AdamW on the host, which nothing
-        hides: it reads four numbers of each parameter and writes three.
+        """Seconds of transfers between a device and its host in a step, one way at a time, and of AdamW on the host,
+        which nothing hides: it reads four numbers of each parameter and writes three.
         """
         asked, sizes, own = self.question, self.sizes, self.sizes.parameters / gpus
         inputs = saving.inputs_wait * asked.compute_bytes * sizes.layers * sizes.hidden * self.seq_len / split.cp_size

@@ -1,4 +1,4 @@
-"""What decoders do on hostile files, without any decoder. Called in the helper process, by their names.
+"""Stand-ins for decoders on hostile files, without any decoder. Called in the helper process, by their names.
 
 Nothing heavy is imported here, since the tests start some hundred helpers.
 """
@@ -27,7 +27,7 @@ def segfaults(*_: Any, **__: Any) -> None:
 
 
 def loops_in_c(*_: Any, **__: Any) -> None:
-    """Without giving any other Python thread a turn."""
+    """Loops without giving any other Python thread a turn."""
     sum(iter(int, 1))
 
 
@@ -53,7 +53,7 @@ def eats_and_calls_it_damage(*_: Any, **__: Any) -> None:
 
 
 def eats_and_knows_nothing(*_: Any, **__: Any) -> None:
-    """As decoders that call it damage when they get no memory."""
+    """Ends as decoders do that call it damage when they get no memory."""
     held = []
     while True:
         try:
@@ -74,7 +74,7 @@ def eats_most(*_: Any, **__: Any) -> int:
 
 
 def eats_and_crashes(*_: Any, **__: Any) -> None:
-    """As a library that does not look at what malloc gave."""
+    """Crashes as a library does that does not look at what malloc gave."""
     held = []
     try:
         while True:

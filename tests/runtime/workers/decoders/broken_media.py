@@ -37,7 +37,7 @@ def crops_that_eat_on_one(medium: Any, base: MediaReach, shape: Any, **options: 
 
 
 def crops_that_crash_once(medium: Any, base: MediaReach, shape: Any, **options: Any) -> Iterator[Any]:
-    """On two images, each in its first process."""
+    """Crashes on two images, each in its first process."""
     marker = Path(base.folder, f"tried {medium.uri}")
     if medium.uri in ("1.png", "3.png") and not marker.exists():
         marker.touch()
