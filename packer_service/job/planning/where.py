@@ -170,8 +170,8 @@ def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> p
     chosen = table.select(list(numbers.values()))
     for number, field in enumerate(chosen.schema):
         if (known := _known_type(field.type)) != field.type:
-            # Copied first: DuckDB refuses structs behind an offset, which a cast slice may have.
-            column = chosen.column(number).take(pa.array(range(len(chosen)), pa.int64())).cast(known)
+            # Copied then: DuckDB refuses structs behind an offset, which a cast slice may have.
+            column = chosen.column(number).cast(known).take(pa.array(range(len(chosen)), pa.int64()))
             chosen = chosen.set_column(number, field.with_type(known), column)
     return chosen
 
@@ -186,6 +186,8 @@ def _known_type(kind: pa.DataType) -> pa.DataType:
         kind = pa.int32()  # as in Parquet; Arrow casts a map of nulls to one that is too short
     elif pa.types.is_dictionary(kind):
         kind = _known_type(kind.value_type)
+    elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        kind = pa.string() if pa.types.is_string_view(kind) else pa.binary()  # Arrow does not copy views
     elif pa.types.is_list(kind):
         kind = pa.list_(known(kind.value_field))
     elif pa.types.is_large_list(kind):
