@@ -80,12 +80,6 @@ FAULTS = {
     "TIFF turned twice": Fault(
         "pictures", f"{INGEST}/media/image.py", 'None if image.format == "TIFF" else _UPRIGHT', "_UPRIGHT"
     ),
-    "orientation behind the pixels": Fault(
-        "pictures",
-        f"{INGEST}/media/image.py",
-        '_png_exif(file) if image.format == "PNG" else image.getexif()',
-        "image.getexif()",
-    ),
     "links as empty files": Fault("tars", TARS, "    if member.link is None or links is None:\n", "    if True:\n"),
     "sparse files without holes": Fault(
         "tars",
