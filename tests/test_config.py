@@ -44,7 +44,7 @@ def test_a_folder_with_other_names_of_dimensions_is_packed_for(tmp_path: Path) -
     """Fails when a model can no longer be packed for, as its config.json calls a dimension by another name."""
     write_model_folder(tmp_path, "qwen3", vocabulary=400)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    config["n_embd"] = config.pop("hidden_size")
+    config["model_width"] = config.pop("hidden_size")
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert load_config(None, [f"model={tmp_path}"]).cost == PackConfig().cost
     with pytest.raises(ConfigError, match="hidden_size"):

@@ -254,7 +254,8 @@ def load_folder(path: str) -> FolderTokenizer:
     Raises:
         ConfigError: as there.
     """
-    found: FolderTokenizer = _once(f"tokenizer: loading {path!r}", read_folder, path)
+    # the helper keeps the working folder of the first call, and a program may have gone elsewhere since
+    found: FolderTokenizer = _once(f"tokenizer: loading {path!r}", read_folder, str(Path(path).absolute()))
     return found
 
 
