@@ -44,7 +44,14 @@ def run(folder_of: Folders, family: str = "qwen3_vl", **given: Any) -> DryRun:
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("qwen3_vl", "gather"), ("qwen3_vl", "ring"), ("qwen3_vl", "ulysses"), ("glm4v", "gather")]
+    ("family", "kind"),
+    [
+        ("qwen3_vl", "gather"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("qwen3_vl", "ring"), ("qwen3_vl", "ulysses"), ("glm4v", "gather"))
+        ),
+    ],
 )
 def test_what_a_step_waits_for(folder_of: Folders, family: str, kind: str) -> None:
     """Fails when a step waits for the device but once, waits for a copy to it, or copies memory that is not
@@ -223,7 +230,7 @@ def test_a_machine_without_a_compiler(folder_of: Folders, tmp_path: Path, monkey
     assert not list((tmp_path / "preshard").iterdir())
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_compiled_blocks_are_counted_as_such(folder_of: Folders, recompute: str) -> None:
     """Fails when compiled blocks are counted operator by operator, compute or send something else than plain ones, keep
     what a fused kernel makes again, or when their MLPs' tiles are all kept at once.

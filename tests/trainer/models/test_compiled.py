@@ -69,7 +69,9 @@ def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     return max(float((found[name] - each).abs().max() / (each.abs().max() + 1e-30)) for name, each in right.items())
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "gpt_oss", "qwen3_5", "gemma4-experts", "molmo2"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_vl", "gpt_oss", "qwen3_5", pytest.param("gemma4-experts", marks=pytest.mark.slow), "molmo2"]
+)
 def test_every_kind_of_block_computes_the_same(folder_of: Folders, family: str) -> None:
     """Fails when windows, sinks, experts, layers with a state or deep features are lost in a graph, or when a second
     pack compiles anything.
@@ -141,6 +143,7 @@ def compiled_on_a_rank(mesh: Mesh, folder: str) -> tuple[float, int]:
     return found
 
 
+@pytest.mark.slow
 def test_ranks_that_share_parameters_compile(gloo_pool: Any, many_packs: Path) -> None:
     """Fails when what FSDP gathers for a block is compiled into its graph, or a rank waits for one that compiles."""
     for far, made in gloo_pool.run(compiled_on_a_rank, str(many_packs), dp_shard=2):
@@ -165,6 +168,7 @@ def test_the_option_compiles_the_model_that_trains(
     assert found["--compile"] > 2
 
 
+@pytest.mark.slow
 def test_the_default_compiler_computes_the_same(many_packs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when the fused kernels of the CPU differ by more than float32, in which norms are computed."""
     monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
