@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,8 +48,7 @@ class Blame:
         """
         if not self._has_missing(result) or fragment.file.kind == DATASET:
             return
-        table = read_measured(self.work, result.kept).measured.table
-        for row in table.filter(pc.equal(table["code"], CODE)).slice(0, OF_TASK).to_pylist():
+        for row in self._first_missing(read_measured(self.work, result.kept).measured.table):
             reference = RowReference(offset=row["offset"], size=row["size"])
             if self._is_whole_here(fragment.file, reference):
                 self.work.delete(result.kept.name)
@@ -63,8 +63,7 @@ class Blame:
         if not self._has_missing(result):
             return
         number = shard.first_pack // self.config.packs_per_shard
-        rejects = read_record(self.work, number).tables["rejects.parquet"]
-        lost = rejects.filter(pc.equal(rejects["code"], CODE)).slice(0, OF_TASK).to_pylist()
+        lost = self._first_missing(read_record(self.work, number).tables["rejects.parquet"])
         packs = read_shard(shard, self.work / PLAN_FOLDER, planned.files, planned.sources)
         documents = {each.row["doc_id"]: each for pack in packs for each in pack if not each.is_stored}
         for row in lost:
@@ -75,6 +74,9 @@ class Blame:
 
     def _has_missing(self, result: TaskCounts) -> bool:
         return self.left > 0 and bool(result.rejects.get(CODE))
+
+    def _first_missing(self, rows: pa.Table) -> list[dict[str, Any]]:
+        return rows.filter(pc.equal(rows["code"], CODE)).slice(0, min(OF_TASK, self.left)).to_pylist()
 
     def _is_whole_here(self, file: SourceFile, reference: RowReference) -> bool:
         self.left -= 1
