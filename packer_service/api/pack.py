@@ -136,13 +136,5 @@ def require_documents(what: str, documents: int, of: int) -> None:
         PreshardError: no document was packed.
     """
     if not documents:
-        raise PreshardError(
-            f"{what}: holds no document: "
-            + (
-                "no row was found"
-                if not of
-                else "its only row was rejected"
-                if of == 1
-                else f"all {of} rows were rejected"
-            )
-        )
+        reasons = {0: "no row was found", 1: "its only row was rejected"}
+        raise PreshardError(f"{what}: holds no document: {reasons.get(of, f'all {of} rows were rejected')}")

@@ -131,7 +131,7 @@ def numbered_lines(numbered: int) -> list[str]:
     """Line on the number of ids that got a number; nothing if none did."""
     if not numbered:
         return []
-    return [f"repeated ids: {numbered:,} {'row' if numbered == 1 else 'rows'} numbered (ID#2, ID#3 ...)"]
+    return [f"repeated ids: {several(numbered, 'row')} numbered (ID#2, ID#3 ...)"]
 
 
 def too_many_rejects(reasons: Sequence[RejectReason], rejected: int, rows: int, allowed: float) -> str:

@@ -40,6 +40,7 @@ from preshard.schemas.errors import (
     MeasuresInvalid,
     PreshardError,
 )
+from preshard.schemas.files.printed import several
 from preshard.schemas.files.regular import FileRefusedError
 from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, LARGEST_MANIFEST, MANIFEST, SHARDS, Manifest, ShardEntry
@@ -135,8 +136,7 @@ class _Dataset:
         for file, finding in carried.run():
             faults.extend([finding], file)
         self.marks = carried.marks
-        packs = manifest.counts.packs
-        progress.note(f"reading the tables of {packs:,} {'pack' if packs == 1 else 'packs'}")
+        progress.note(f"reading the tables of {several(manifest.counts.packs, 'pack')}")
         self.found = TableCheck(self.folder, manifest, config, faults).run()
         if "documents.parquet" in self.found.rows and self.folder.is_file(ANNOTATIONS):
             found = check_annotations(self.folder, manifest, self.found.rows["documents.parquet"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from preshard.schemas.layout import TILE
+from preshard.schemas.model.dimensions import of_layer
 from preshard.schemas.model.families import EXPERTS, USED_EXPERTS, language_model
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
@@ -56,6 +57,7 @@ class StepWork:
         """The work of a model from ``load_model``, before it is sharded."""
         hugging_face: Any = model
         text = hugging_face.config.get_text_config()
+        settings = text.to_dict()
         sizes = model_sizes(hugging_face.config)
         kinds = getattr(text, "layer_types", None) or [""] * len(sizes.head_dims)
         widths = [width for width, kind in zip(sizes.head_dims, kinds, strict=True) if kind != STATE]
@@ -63,7 +65,10 @@ class StepWork:
         products = sum(
             parameter.numel() * share * (TRAINING if parameter.requires_grad else FROZEN)
             for parameter, share in [
-                *((each, _share(name, each, text)) for name, each in decoder_layers(hugging_face).named_parameters()),
+                *(
+                    (each, _share(name, each, settings))
+                    for name, each in decoder_layers(hugging_face).named_parameters()
+                ),
                 (hugging_face.get_output_embeddings().weight, 1.0),
             ]
         )
@@ -83,22 +88,16 @@ class StepWork:
         return self.per_token * tokens + self.per_tile * tiles + vision
 
 
-def _share(name: str, parameter: nn.Parameter, text: Any) -> float:
+def _share(name: str, parameter: nn.Parameter, text: Mapping[str, Any]) -> float:
     """The share of a block's parameter that a token is multiplied with: of experts, whose weights lie side by side or
     in a list, those that it is sent to.
     """
     if parameter.ndim < 2 or name.endswith("bias"):
         return 0.0
     layer = int(name.partition(".")[0])
-    experts, used = (_of_layer(text, names, layer) for names in (EXPERTS, USED_EXPERTS))
+    experts, used = (of_layer(text, names, layer) or 1 for names in (EXPERTS, USED_EXPERTS))
     side_by_side = parameter.ndim == 3 and parameter.shape[0] == experts and parameter.shape[1] > 1
     return used / experts if side_by_side or re.search(r"\.experts\.\d+\.", name) else 1.0
-
-
-def _of_layer(text: Any, names: Sequence[str], layer: int) -> int:
-    """A setting that has one of several names, for a layer; 1 if it is left out."""
-    found = next((value for name in names if (value := getattr(text, name, None))), 1)
-    return int(found[layer] if isinstance(found, list | tuple) else found)
 
 
 def _rule_products(text: Any) -> int:

@@ -51,9 +51,8 @@ def _ranges(file: SourceFile) -> list[tuple[int, int]]:
     step = getattr(SCANNED[file.kind], "FRAGMENT_BYTES", None)
     if file.compression is not None or step is None:
         return [(0, WHOLE)]
-    return [
-        (at, min(at + step, file.size)) for at in range(0, max(file.size, 1), step)
-    ]  # an empty file may be a reject
+    size = max(file.size, 1)  # an empty file may be a reject
+    return [(at, min(at + step, file.size)) for at in range(0, size, step)]
 
 
 def read_fragment(fragment: Fragment) -> FragmentRows:

@@ -40,6 +40,7 @@ from preshard.packer_service.ingest.source.names import (
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
+from preshard.schemas.files.printed import several
 from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import MANIFEST, WORK
 
@@ -89,7 +90,7 @@ def _several(counts: dict[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = ", ".join(f"{name} ({number})" for name, number in ordered[:SHOWN])
     others = len(ordered) - SHOWN
-    return shown + (f" and {others} other {'kind' if others == 1 else 'kinds'}" if others > 0 else "")
+    return shown + (f" and {several(others, 'other kind')}" if others > 0 else "")
 
 
 Entry = tuple[str, fs.FileInfo]

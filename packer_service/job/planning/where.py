@@ -171,7 +171,7 @@ def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> p
     for number, field in enumerate(chosen.schema):
         if (known := _known_type(field.type)) != field.type:
             # Copied then: DuckDB refuses structs behind an offset, which a cast slice may have.
-            column = chosen.column(number).cast(known).take(pa.array(range(len(chosen)), pa.int64()))
+            column = chosen.column(number).cast(known).take(pa.array(np.arange(len(chosen))))
             chosen = chosen.set_column(number, field.with_type(known), column)
     return chosen
 

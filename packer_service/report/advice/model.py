@@ -54,8 +54,7 @@ def folder_sizes(folder: str) -> ModelDimensions:
     Raises:
         ConfigError: the folder is no model folder of a known kind, or a dimension is missing.
     """
-    config = ModelFolder(Path(folder)).config
-    return model_dimensions(config, encoder_of(load_family(folder).family.settings), f"{folder}/config.json")
+    return _read_folder(folder, "torchvision")[0]
 
 
 def folder_cost(folder: str, backend: ImageBackend) -> dict[str, int]:
@@ -64,8 +63,7 @@ def folder_cost(folder: str, backend: ImageBackend) -> dict[str, int]:
     Raises:
         ConfigError: the folder is no model folder of a known kind, or a dimension is missing.
     """
-    encoder = encoder_of(load_family(folder, backend).family.settings)
-    sizes = model_dimensions(ModelFolder(Path(folder)).config, encoder, f"{folder}/config.json")
+    sizes, encoder = _read_folder(folder, backend)
     of_decoder = {
         "hidden_size": sizes.hidden,
         "num_layers": sizes.layers,
@@ -82,6 +80,11 @@ def folder_cost(folder: str, backend: ImageBackend) -> dict[str, int]:
         "vision_num_layers": encoder.layers + encoder.windowed_layers,
         "vision_intermediate_size": encoder.intermediate_size,
     }
+
+
+def _read_folder(folder: str, backend: ImageBackend) -> tuple[ModelDimensions, VisionEncoder | None]:
+    encoder = encoder_of(load_family(folder, backend).family.settings)
+    return model_dimensions(ModelFolder(Path(folder)).config, encoder, f"{folder}/config.json"), encoder
 
 
 def _configured_encoder(cost: CostConfig, vision: VisionConfig) -> int:
