@@ -140,7 +140,7 @@ def test_a_node_with_another_package_runs_no_task(makes: Callable[[], Proof], sk
     def note(line: str) -> None:
         said.append(line)
         if line.startswith("left out node"):
-            asked.wait_minutes = 0.0  # for others, of which there are none
+            asked.wait_minutes = 0.0  # no other node will come
 
     asked = Nodes(note=note, skip_bad=skip)
     with ray_cluster(None, None, asked) as executor:

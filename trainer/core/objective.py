@@ -17,7 +17,7 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.models import PackedModel
 
 
-class Measured(NamedTuple):
+class PackLoss(NamedTuple):
     """A pack on one rank.
 
     Attributes:
@@ -39,7 +39,7 @@ class Objective(Protocol):
     figures: tuple[str, ...]
     """Names of its further sums, whose means over the loss weights are figures of the step."""
 
-    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> Measured: ...
+    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> PackLoss: ...
 
 
 class NextToken:
@@ -54,9 +54,9 @@ class NextToken:
     def __init__(self, **exchanges: Any) -> None:
         self._exchanges = exchanges
 
-    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> Measured:
+    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> PackLoss:
         loss = model(batch, cp, **self._exchanges)
-        return Measured(loss=loss, loss_sum=loss)
+        return PackLoss(loss=loss, loss_sum=loss)
 
 
 def find_objectives(job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[], bool]) -> tuple[Objective, Objective]:

@@ -15,7 +15,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.tokens import gather_tokens
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.core.objective import Measured, exchanges_of
+from preshard.trainer.core.objective import PackLoss, exchanges_of
 from preshard.trainer.core.schedule import deal_packs
 from preshard.trainer.core.setup import Job, open_dataset
 from preshard.trainer.data.batch import RankBatch
@@ -140,11 +140,11 @@ class Preferences:
     def __init__(self, reference: Reference, beta: float, **exchanges: Any) -> None:
         self._reference, self._beta, self._exchanges = reference, beta, exchanges
 
-    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> Measured:
+    def __call__(self, model: PackedModel, batch: RankBatch, cp: ContextParallel) -> PackLoss:
         losses = model(batch, cp, per_token=True, **self._exchanges)
         loss, *sums = preference_loss(losses, batch, cp, self._reference, self._beta)
         # each rank of a pack has the loss of all of its pairs
-        return Measured(loss, *(each / cp.cp_size for each in (loss, *sums)))
+        return PackLoss(loss, *(each / cp.cp_size for each in (loss, *sums)))
 
 
 def objectives(job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[], bool]) -> tuple[Preferences, Preferences]:

@@ -16,7 +16,7 @@ import av
 import av.logging
 import numpy as np
 
-from preshard.packer_service.ingest.media.line import UNBROKEN, Line, Parts, find_parts, shown_at
+from preshard.packer_service.ingest.media.line import UNBROKEN, FileParts, TimeLine, find_parts, shown_at
 from preshard.packer_service.ingest.media.reach import MediaFile
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described
 from preshard.schemas.errors import DocumentError
@@ -183,7 +183,7 @@ class Video:
     stream: Any
     label: str
     identity: Hashable
-    parts: Parts
+    parts: FileParts
 
     @property
     def is_gif(self) -> bool:
@@ -310,7 +310,7 @@ def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
         if known is None:
             return None
         tick = min(tick, known.tick)
-    line = Line(video, is_beginning=False)
+    line = TimeLine(video, is_beginning=False)
     try:
         video.container.seek(int(tick - back / video.time_base), stream=video.stream)
         packets = _from_key(video, line)
@@ -326,9 +326,9 @@ def seek_to(video: Video, tick: int, *, back: int = 0) -> Iterator[Any] | None:
     return chain((first,), packets)
 
 
-def _from_key(video: Video, line: Line | None = None) -> Iterator[Any]:
+def _from_key(video: Video, line: TimeLine | None = None) -> Iterator[Any]:
     """Packets with content from the first key frame on, on one line of time: what lies before it cannot be decoded."""
-    started, line = False, line or Line(video)
+    started, line = False, line or TimeLine(video)
     for group in line.groups(video.container.demux(video.stream)):
         if started and video.is_gif:
             group[0].is_keyframe = False

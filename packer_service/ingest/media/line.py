@@ -29,7 +29,7 @@ def shown_at(packet: Any) -> int | None:
     return packet.pts if packet.pts is not None else packet.dts
 
 
-class Parts(NamedTuple):
+class FileParts(NamedTuple):
     """Places at which the parts of a file may meet.
 
     Attributes:
@@ -47,7 +47,7 @@ class Parts(NamedTuple):
         return self.form != "whole"
 
 
-def find_parts(container: str, begin: bytes, size: int) -> Parts:
+def find_parts(container: str, begin: bytes, size: int) -> FileParts:
     """Parts of a file, from the names that FFmpeg has for its container, its first bytes and their number in all.
 
     A Matroska file that was written whole says where it ends; one that was written to a pipe does not.
@@ -55,10 +55,10 @@ def find_parts(container: str, begin: bytes, size: int) -> Parts:
     names = container.split(",")
     if "matroska" in names:
         end = _segment_end(begin)
-        return Parts("matroska", seam=end) if end is None or end + _EBML_FRAME < size else Parts("whole")
+        return FileParts("matroska", seam=end) if end is None or end + _EBML_FRAME < size else FileParts("whole")
     if "mov" in names:
-        return Parts("fragments" if b"mvex" in begin else "whole")
-    return Parts("stream" if set(JOINED).intersection(names) else "whole")
+        return FileParts("fragments" if b"mvex" in begin else "whole")
+    return FileParts("stream" if set(JOINED).intersection(names) else "whole")
 
 
 def _segment_end(begin: bytes) -> int | None:
@@ -78,18 +78,18 @@ def _segment_end(begin: bytes) -> int | None:
     return position
 
 
-class Known(NamedTuple):
+class Unbroken(NamedTuple):
     """The tick and the byte up to which the times of a file that may be joined run on from its beginning."""
 
     tick: int
     position: int
 
 
-UNBROKEN: LRUCache[Hashable, Known] = LRUCache(256)
+UNBROKEN: LRUCache[Hashable, Unbroken] = LRUCache(256)
 """The known parts of the files read last."""
 
 
-class Line:
+class TimeLine:
     """One line of time for the packets of a video, from a place on at which it is still that of the file.
 
     Where another part begins, its first picture follows the last one of the part before.
@@ -192,4 +192,4 @@ class Line:
     def _note(self, tick: int, position: int) -> None:
         known = UNBROKEN.get(self._identity)
         if known is None or tick > known.tick:
-            UNBROKEN[self._identity] = Known(tick, position)
+            UNBROKEN[self._identity] = Unbroken(tick, position)

@@ -192,7 +192,7 @@ def _expected(path: Path) -> tuple[dict[str, Any], set[str], set[str]]:
                     data, is_whole = None, False
                 linked |= set() if member.isreg() else {str(base_plus_ext(member.name)[0])}
                 order.append((member.name, data))
-    except (tarfile.TarError, ValueError):  # of a number that is none
+    except (tarfile.TarError, ValueError):  # what should be a number is not
         is_whole = False
     runs, whole, last = Counter[str](), dict[str, dict[str, bytes | None]](), None
     doubtful = set[str]()

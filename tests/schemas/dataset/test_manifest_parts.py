@@ -158,7 +158,7 @@ def test_bytes_that_do_not_match_the_hash_are_refused() -> None:
     ids=["a key twice", "deep", "a table twice", "elsewhere", "no name"],
 )
 def test_a_manifest_that_says_two_things_is_refused(old: bytes, new: bytes, said: str) -> None:
-    """Fails when one of two values of a key is taken, or a table is looked for that is none of the dataset."""
+    """Fails when one of two values of a key is taken, or a table is looked for that the dataset does not have."""
     data = b"".join(manifest_parts(head_of(manifest([])), []))
     assert data.count(old) == 1
     for read in (decode_manifest, lambda data, where: decode_manifest_parts(data, where)[0]):
