@@ -10,7 +10,7 @@ from reach import ROOT, count_lines, measure
 
 from preshard.trainer.core.extras import EXTRAS
 
-LIMITS = {"preshard.train": (92, 8_400), "preshard.data": (47, 4_350), "preshard.attention": (30, 3_000)}
+LIMITS = {"preshard.train": (92, 8_465), "preshard.data": (47, 4_350), "preshard.attention": (30, 3_000)}
 """Files and lines of code."""
 
 RECIPE = 200
