@@ -38,7 +38,6 @@ from preshard.packer_service.http.models.datasets import PageOf
 from preshard.packer_service.http.problems import ProblemError
 from preshard.packer_service.layout.area import area_by_rank
 from preshard.packer_service.runtime.scratch import keep_little_memory
-from preshard.packer_service.tables.connect import keep_database
 from preshard.schemas.sequence import MaskArrays
 
 MOST_LOOKS = 64
@@ -87,7 +86,6 @@ _LOCK = threading.Lock()
 
 def answer(question: WorkerQuestion) -> bytes:
     """The answer to a question. Its head has ``status``, ``headers``, ``broken`` and ``cache``, or what is wrong."""
-    keep_database()
     if _CACHE.limit != question.cache_bytes:
         _CACHE.resize(question.cache_bytes)
     dataset: ServedDataset | None = None

@@ -110,7 +110,6 @@ def ask(
     sql: str,
     schema: pa.Schema,
     parts: Callable[[], Iterator[pa.Table]],
-    database: duckdb.DuckDBPyConnection | None = None,
     take: Callable[[duckdb.DuckDBPyRelation], Any] = duckdb.DuckDBPyRelation.fetchall,
 ) -> Any:
     """The answer to a query over ``rows``, which pass in parts and are not kept.
@@ -119,12 +118,11 @@ def ask(
         sql: the query.
         schema: the columns of the rows.
         parts: reads the rows. What it raises is raised here.
-        database: answers it; None for one of its own.
         take: takes the answer; by default as a list of rows.
     """
     rows = PassingRows(schema, (batch for part in parts() for batch in part.to_batches()))
     try:
-        with connect({"rows": rows}, database=database) as connection:
+        with connect({"rows": rows}) as connection:
             return take(connection.sql(sql))
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(str(error)) from None
@@ -138,32 +136,29 @@ def all_balances(measures: Measures) -> Balances:
     groups = measure_groups(measures.config)
     layouts = [group for group in groups if group.scheme]
     images = [group for group in groups if group.scheme is None]
-    with connect(threads=1) as database:  # more hold the values several times, and wait for the reading thread
-        balance: dict[str, dict[int, LayoutBalance]] = {}
-        for group, figures in _balances(measures, layouts, None, database).items():
-            balance.setdefault(group.scheme or "", {})[group.degree] = _layout_balance(group, figures)
-        return Balances(
-            balanced_packs=measures.n_packs,
-            balance=balance,
-            images={
-                group.degree: _image_balance(group, figures)
-                for group, figures in _balances(measures, images, None, database).items()
-            },
-            preferred={
-                degree: preferred(measures, list(balance), degree, None, database)
-                for degree in sorted({group.degree for group in layouts})
-            },
-        )
+    balance: dict[str, dict[int, LayoutBalance]] = {}
+    for group, figures in _balances(measures, layouts, None).items():
+        balance.setdefault(group.scheme or "", {})[group.degree] = _layout_balance(group, figures)
+    return Balances(
+        balanced_packs=measures.n_packs,
+        balance=balance,
+        images={
+            group.degree: _image_balance(group, figures) for group, figures in _balances(measures, images, None).items()
+        },
+        preferred={
+            degree: preferred(measures, list(balance), degree) for degree in sorted({group.degree for group in layouts})
+        },
+    )
 
 
 def layout_balance(measures: Measures, group: MeasureGroup, packs: range | None = None) -> LayoutBalance:
     """One layout at one ring degree, over all packs or some."""
-    return _layout_balance(group, _balances(measures, [group], packs, None)[group])
+    return _layout_balance(group, _balances(measures, [group], packs)[group])
 
 
 def image_balance(measures: Measures, group: MeasureGroup, packs: range | None = None) -> ImageBalance:
     """The image boundaries of one CP size, over all packs or some."""
-    return _image_balance(group, _balances(measures, [group], packs, None)[group])
+    return _image_balance(group, _balances(measures, [group], packs)[group])
 
 
 def _layout_balance(group: MeasureGroup, figures: dict[str, Any]) -> LayoutBalance:
@@ -178,7 +173,6 @@ def _balances(
     measures: Measures,
     groups: Sequence[MeasureGroup],
     packs: range | None,
-    database: duckdb.DuckDBPyConnection | None,
 ) -> dict[MeasureGroup, dict[str, Any]]:
     """Every figure of groups of one kind, by as few queries as memory allows."""
     own = range(measures.n_packs) if packs is None else packs
@@ -188,7 +182,7 @@ def _balances(
     figures, most = figures_of(groups[0]), QUANTILE_VALUES // max(len(own), 1)
     for some in _slices(groups, most // len(figures)):
         for asked in _slices(figures, most):
-            for group, values in zip(some, _aggregate(measures, some, asked, own, database), strict=True):
+            for group, values in zip(some, _aggregate(measures, some, asked, own), strict=True):
                 found[group] |= values
     return found
 
@@ -204,7 +198,6 @@ def _aggregate(
     groups: Sequence[MeasureGroup],
     figures: Sequence[Figure],
     packs: range,
-    database: duckdb.DuckDBPyConnection | None,
 ) -> list[dict[str, Any]]:
     """Some figures of each group, by one query."""
     ranks = max(group.degree for group in groups)
@@ -219,7 +212,7 @@ def _aggregate(
                 yield part.append_column("degree", pa.array(degree)).append_column("place", pa.array(place))
 
     schema = pa.schema([*(MEASURES.field(name) for name in names), *PLACES])
-    answer = ask(f"SELECT place, {', '.join(chain(*asked))} FROM rows GROUP BY place", schema, parts, database)
+    answer = ask(f"SELECT place, {', '.join(chain(*asked))} FROM rows GROUP BY place", schema, parts)
     by_place = {place: values for place, *values in answer}
     found = []
     for number, group in enumerate(groups):
@@ -271,7 +264,6 @@ def preferred(
     schemes: Sequence[str],
     degree: int,
     packs: range | None = None,
-    database: duckdb.DuckDBPyConnection | None = None,
 ) -> dict[str, int]:
     """Number of packs for which the cost model prefers each of some layouts, the most frequent first.
 
@@ -294,7 +286,7 @@ def preferred(
     schema = pa.schema([(f"{name}_{number}", pa.int64()) for number in range(len(groups)) for name in columns])
     best = f"list_position([{', '.join(costs)}], least({', '.join(costs)}))"
     asked = f"SELECT {best} - 1 AS best, count(*) FROM rows GROUP BY best ORDER BY 2 DESC, 1"
-    found = ask(asked, schema, parts, database)
+    found = ask(asked, schema, parts)
     return {groups[number].scheme or "": count for number, count in found}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,16 +17,8 @@ MEMORY_MIB = 512
 MOST_THREADS = 4
 """Threads of a connection on a machine that has more: each takes buffers of its own."""
 
-_kept: list[duckdb.DuckDBPyConnection] = []
-
-
-def keep_database() -> None:
-    """Makes connections of this process that need no scratch folder share one database, which takes 20 ms to open.
-
-    DuckDB's threads do not survive a fork, so only a process that never forks may call it.
-    """
-    if not _kept:
-        _kept.append(_open(None, MEMORY_MIB, None))
+_shared: dict[int, duckdb.DuckDBPyConnection] = {}
+"""Database of each process by its number, since a forked one cannot use that of its parent."""
 
 
 class PassingRows:
@@ -57,24 +50,29 @@ def connect(
     memory_mib: int = MEMORY_MIB,
     threads: int | None = None,
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection to a database in memory, which is gone when the block ends unless it is kept.
+    """A connection to a database in memory.
+
+    Opening a database takes 20 ms, so those that may not spill share the one of their process, which has one thread:
+    none is lost when the process forks. What a query names is seen by its own connection alone.
 
     Rows have no order unless a query says so, so a query whose rows become bytes needs a total ``ORDER BY``. Sums of
     floating-point numbers differ in the last bit between runs: sum integers, or decimals.
 
     Args:
         tables: what queries name: Arrow tables, readers or datasets, or rows that pass.
-        database: a connection whose database, with its limits, serves this one as well; opening another takes 15 ms.
-        scratch: folder that queries may spill into; without one a query that needs more memory fails.
-        memory_mib: memory that queries may take.
-        threads: threads that queries run in; by default one per CPU, at most :data:`MOST_THREADS`.
+        database: a connection whose database, with its limits, serves this one as well.
+        scratch: folder that queries may spill into, by a database of their own that is gone when the block ends;
+            without one a query that needs more memory fails.
+        memory_mib: memory that queries with a scratch folder may take; others have :data:`MEMORY_MIB`.
+        threads: threads that queries with a scratch folder run in; by default one per CPU, at most
+            :data:`MOST_THREADS`.
 
     Raises:
         duckdb.OutOfMemoryException: a query in the block needs more memory and may not spill.
     """
-    if database is None and _kept and scratch is None and memory_mib == MEMORY_MIB and threads is None:
-        database = _kept[0]
-    with _open(scratch, memory_mib, threads) if database is None else database.cursor() as connection:
+    if database is None and scratch is None:
+        database = _of_process()
+    with open_database(scratch, memory_mib, threads) if database is None else database.cursor() as connection:
         passing = [table for table in (tables or {}).values() if isinstance(table, PassingRows)]
         for name, table in (tables or {}).items():
             connection.register(name, table.reader if isinstance(table, PassingRows) else table)
@@ -87,10 +85,22 @@ def connect(
             raise
 
 
-def _open(scratch: str | None, memory_mib: int, threads: int | None) -> duckdb.DuckDBPyConnection:
+def _of_process() -> duckdb.DuckDBPyConnection:
+    process = os.getpid()
+    if process not in _shared:
+        _shared[process] = open_database(threads=1)
+        atexit.register(_shared.clear)  # what is left of it when Python ends would be named on standard error
+    return _shared[process]
+
+
+def open_database(
+    scratch: str | None = None, memory_mib: int = MEMORY_MIB, threads: int | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A database of its own. With one thread it starts none, so its process may fork."""
     config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{memory_mib}MiB",
         "threads": threads or min(os.cpu_count() or 1, MOST_THREADS),
+        "async_threads": 0,  # they read remote files, of which there are none
         "temp_directory": scratch or "",
         "preserve_insertion_order": False,
         "autoinstall_known_extensions": False,

@@ -231,8 +231,11 @@ class TableCheck:
         packed, findings = 0, list[Finding]()
         if has_documents:
             names = ("documents", "rejects") if has_rejects else ("documents",)
-            with scratch_folder("preshard-verify-") as scratch:
-                ask = partial(self._ask, scratch, names)
+            with (
+                scratch_folder("preshard-verify-") as scratch,
+                connect(scratch=scratch, memory_mib=ID_MIB) as database,
+            ):
+                ask = partial(self._ask, database, names)
                 packed, rejected = count_documents(ask)
                 if has_rejects:
                     findings += check_total(self._manifest, packed, rejected)
@@ -247,7 +250,7 @@ class TableCheck:
         if has_documents and has_rejects and not self._lost_in_writing:
             self._faults.extend(check_dataset_id(self._manifest, self._dataset_id), MANIFEST)
 
-    def _ask(self, scratch: str, names: Sequence[str], sql: str) -> Iterator[dict[str, Any]]:
+    def _ask(self, database: duckdb.DuckDBPyConnection, names: Sequence[str], sql: str) -> Iterator[dict[str, Any]]:
         """The rows of an answer about tables, of which those that are not named have no rows."""
         with ExitStack() as stack:
             rows: dict[str, Any] = {"rejects": REJECTS.empty_table()}
@@ -256,7 +259,7 @@ class TableCheck:
                 columns = BY_ID[name]
                 schema = pa.schema([file.schema.field(column) for column in columns])
                 rows[name] = PassingRows(schema, file.parts(columns=columns, checked=False))
-            yield from fetch(stack.enter_context(connect(rows, scratch=scratch, memory_mib=ID_MIB)), sql)
+            yield from fetch(stack.enter_context(connect(rows, database=database)), sql)
 
     def _derived(self, distinct: int) -> dict[str, int]:
         """The counts that usable tables give."""

@@ -51,7 +51,7 @@ def column_types(file: SourceFile, words: frozenset[str]) -> tuple[AskedColumn, 
     # Dates of a CSV are written in one way, which those of all columns tell.
     names = list(dict.fromkeys(name for row in rows for name in row)) if file.kind in TEXT_TABLES else asked
     values = [[row.get(name) for name in names] for row in rows]
-    with tempfile.TemporaryDirectory(prefix="preshard-") as folder, connect(threads=1) as connection:
+    with tempfile.TemporaryDirectory(prefix="preshard-") as folder, connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         sniff = _of_csv if file.kind in TEXT_TABLES else _of_json
         found = sniff(connection, Path(folder) / "rows", values)
