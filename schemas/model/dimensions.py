@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TILE
 from preshard.schemas.model.encoder import VisionEncoder
-from preshard.schemas.model.families import EXPERTS, USED_EXPERTS, language_model
+from preshard.schemas.model.families import EXPERTS, USED_EXPERTS, language_model, of_layer
+from preshard.schemas.model.projections import Heads, projected, shares_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,8 @@ class ModelDimensions:
         vision_rest: parameters of the encoder beside its layers.
         hidden_kept: numbers that a layer keeps of a token for the backward pass, beside those of its heads and its MLP,
             as a multiple of ``hidden``: 8 in Qwen3.
+        more_projected: numbers that a layer projects of a token beside those of ``heads`` and ``kv_heads``: to gates,
+            to states, and where layers have more, fewer or wider heads; the mean of layers.
         vision_row: numbers that the layers keep for the backward pass which make a row of patches.
         source: where the dimensions are from.
         more_embeddings: parameters of embeddings of layers (Gemma 4 E2B and E4B) and of positions (GPT-2).
@@ -49,11 +52,17 @@ class ModelDimensions:
     more_embeddings: int = 0
     vision_rest: int = 0
     hidden_kept: int = 8
+    more_projected: int = 0
+
+    @property
+    def projected(self) -> int:
+        """Numbers that a layer projects of a token to what attention or a state takes, and back from there."""
+        return 2 * self.head_dim * (self.heads + self.kv_heads) + self.more_projected
 
     @property
     def layer_products(self) -> int:
         """Multiplications of one token with the weights of a layer, without attention's scores."""
-        return self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.inner)
+        return self.hidden * (self.projected + 3 * self.inner)
 
     @property
     def head_products(self) -> int:
@@ -62,7 +71,7 @@ class ModelDimensions:
 
     @property
     def layer_parameters(self) -> int:
-        return self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.stored_inner)
+        return self.hidden * (self.projected + 3 * self.stored_inner)
 
     @property
     def embeddings(self) -> int:
@@ -101,12 +110,18 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
     rows = _positive(text, "vocab_size_per_layer_input") if given else 0
     places = _positive(text, language.positions) if language.positions else 0
     passed, stored = (language.mlp_matrices * width / (3 * layers) for width in _mlp_widths(text, hidden, layers))
+    kv_heads = 1 if text.get("multi_query") else _positive(text, "num_key_value_heads", default=heads)
+    head_dim = _positive(text, "head_dim", "kv_channels", default=hidden // heads)
+    each = Heads(heads, kv_heads, head_dim)
+    of_layers = sum(projected(text, language, layer, each) for layer in range(layers))
+    if language.routes_heads:  # each expert has the heads of all keys, of which a token passes those of a few
+        stored += 2 * kv_heads * head_dim * (of_layer(text, EXPERTS, 0) - of_layer(text, USED_EXPERTS, 0)) / 3
     return ModelDimensions(
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=1 if text.get("multi_query") else _positive(text, "num_key_value_heads", default=heads),
-        head_dim=_positive(text, "head_dim", default=hidden // heads),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         vocab=_positive(text, "vocab_size"),
         inner=round(passed),
         stored_inner=round(stored),
@@ -119,6 +134,7 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         more_embeddings=layers * given * (rows + 3 * hidden) + places * hidden,
         vision_rest=rest_parameters(encoder) if encoder else 0,
         hidden_kept=language.hidden_kept,
+        more_projected=round(of_layers / layers) - 2 * head_dim * (heads + kv_heads),
     )
 
 
@@ -147,12 +163,6 @@ SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 """Names of the number of a layer's experts that every token passes, and of their width."""
 
 
-def of_layer(text: Mapping[str, Any], names: Sequence[str], layer: int) -> int:
-    """A setting that has one of several names, for a layer; 0 if it is left out."""
-    found = next((value for name in names if (value := text.get(name))), 0)
-    return int(found[layer] if isinstance(found, list | tuple) else found)
-
-
 def _mlp_widths(text: Mapping[str, Any], hidden: int, layers: int) -> tuple[int, int]:
     """Widths of what a token passes, and of all that is stored, summed over layers.
 
@@ -164,6 +174,7 @@ def _mlp_widths(text: Mapping[str, Any], hidden: int, layers: int) -> tuple[int,
         experts = 0 if text.get("enable_moe_block") is False else of_layer(text, EXPERTS, layer)
         if not experts or _is_dense(text, layer):
             width = _positive(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+            width *= 2 if text.get("use_double_wide_mlp") and shares_keys(text, layer) else 1
             passed, stored = passed + width, stored + width
             continue
         width = _positive(text, "moe_intermediate_size", "intermediate_size")

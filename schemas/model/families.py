@@ -6,7 +6,7 @@ What a family does lies in one file on each side, which is found by the name giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -47,6 +47,8 @@ class LanguageModel:
         options: settings that only this model has, or of which it follows other values.
         attentions: how often a layer calls attention, with queries and keys of all heads.
         mlp_matrices: of an MLP: 3 where one of them gates, else 2.
+        gated: whether a projection as wide as the queries gates what attention gives.
+        routes_heads: whether queries and attention's output are of experts, too.
         own_mask: whether ``transformers`` makes its mask without ``position_ids``, in which it finds packed documents.
         positions: the key that says how many positions are learnt, of a model that has an embedding for each.
         hidden_kept: see :class:`preshard.schemas.model.dimensions.ModelDimensions`; as a dry run counts it.
@@ -63,6 +65,8 @@ class LanguageModel:
     options: Mapping[str, Option] = field(default_factory=dict)
     attentions: int = 1
     mlp_matrices: int = 3
+    gated: bool = False
+    routes_heads: bool = False
     own_mask: bool = False
     positions: str = ""
     hidden_kept: int = 8
@@ -125,13 +129,21 @@ _PLAIN = LanguageModel()
 _UNGATED = LanguageModel(mlp_matrices=2)
 _UNUSED: Mapping[str, Any] = {"use_sliding_window": False, "sliding_window": 4096}
 _FULL = ["full_attention"]
-_STATES = LanguageModel(has_states=True, since=(5, 23))
+_STATES = LanguageModel(
+    left_out={
+        **{"full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32},
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),
+    },
+    has_states=True,
+    gated=True,
+    since=(5, 23),
+)
 
 LANGUAGES: dict[str, LanguageModel] = {
     **dict.fromkeys(("aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
     **dict.fromkeys(("glm", "glm4", "glm4_moe", "granite", "granitemoe", "granitemoeshared"), _PLAIN),
     **dict.fromkeys(("helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax"), _PLAIN),
-    **dict.fromkeys(("internlm3", "iquestcoder", "jetmoe", "llama", "minimax_m2", "olmo", "olmo2"), _PLAIN),
+    **dict.fromkeys(("internlm3", "iquestcoder", "llama", "minimax_m2", "olmo", "olmo2"), _PLAIN),
     **dict.fromkeys(("olmoe", "solar_open"), _PLAIN),
     **dict.fromkeys(("apertus", "arcee", "gpt_neox", "jais2", "persimmon"), _UNGATED),
     **dict.fromkeys(("mixtral", "phi3"), LanguageModel(windowed=_all, passes_window=True)),
@@ -142,7 +154,7 @@ LANGUAGES: dict[str, LanguageModel] = {
     **dict.fromkeys(("ministral", "mistral"), _window(4096, _all)),
     **dict.fromkeys(("granite_swa", "granitemoe_swa"), _window(128, _but_first_of(4))),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _STATES),
-    "afmoe": replace(_window(1024, _but_every(4, "global_attn_every_n_layers")), own_mask=True),
+    "afmoe": replace(_window(1024, _but_every(4, "global_attn_every_n_layers")), own_mask=True, gated=True),
     "biogpt": replace(_learnt("max_position_embeddings", 1024, attention_probs_dropout_prob=0.1), own_mask=True),
     "cwm": _window(8192),
     "diffllama": LanguageModel(attentions=2),
@@ -168,7 +180,7 @@ LANGUAGES: dict[str, LanguageModel] = {
         hidden_kept=18,
     ),
     "gemma4_text": LanguageModel(
-        left_out={"sliding_window": 512},
+        left_out={"sliding_window": 512, "full_attention_interval": 6, "global_head_dim": 512},
         windowed=lambda _, layers: layers - -(-layers // 6),  # the last one sees all, too
         passes_window=True,
         groups="window",
@@ -180,6 +192,7 @@ LANGUAGES: dict[str, LanguageModel] = {
     "gpt_oss": replace(_window(128, _but_every(2)), own_mask=True),
     "hunyuan_v1_moe": LanguageModel(left_out={"num_shared_experts": 1}),
     "kolibri1": _window(513, _but_every(5)),
+    "jetmoe": LanguageModel(routes_heads=True),
     "laguna": _window(512, layer_types=_FULL),
     "mellum": _window(1024, layer_types=_FULL),
     "ministral3": LanguageModel(passes_window=True),
@@ -229,3 +242,9 @@ INPUTS: dict[str, str] = {facts.inputs: name for name, facts in reversed(FAMILIE
 def language_model(model_type: str) -> LanguageModel:
     """Returns the entry of a language model that is followed."""
     return LANGUAGES.get(model_type, PART)
+
+
+def of_layer(text: Mapping[str, Any], names: Sequence[str], layer: int) -> int:
+    """A setting that has one of several names, for a layer; 0 if it is left out."""
+    found = next((value for name in names if (value := text.get(name))), 0)
+    return int(found[layer] if isinstance(found, list | tuple) else found)

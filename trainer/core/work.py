@@ -10,8 +10,7 @@ from typing import Any
 from torch import nn
 
 from preshard.schemas.layout import TILE
-from preshard.schemas.model.dimensions import of_layer
-from preshard.schemas.model.families import EXPERTS, USED_EXPERTS, language_model
+from preshard.schemas.model.families import EXPERTS, USED_EXPERTS, language_model, of_layer
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
@@ -60,8 +59,9 @@ class StepWork:
         settings = text.to_dict()
         sizes = model_sizes(hugging_face.config)
         kinds = getattr(text, "layer_types", None) or [""] * len(sizes.head_dims)
-        widths = [width for width, kind in zip(sizes.head_dims, kinds, strict=True) if kind != STATE]
-        attended = sizes.num_heads * sum(widths) * language_model(text.model_type).attentions
+        of_layers = zip(sizes.layer_heads, sizes.head_dims, kinds, strict=True)
+        scored = sum(heads * width for heads, width, kind in of_layers if kind != STATE)
+        attended = scored * language_model(text.model_type).attentions
         products = sum(
             parameter.numel() * share * (TRAINING if parameter.requires_grad else FROZEN)
             for parameter, share in [

@@ -43,7 +43,7 @@ class ModelSizes:
     """Sizes of a model's language part.
 
     Attributes:
-        num_heads: query heads.
+        layer_heads: query heads of each layer.
         num_kv_heads: key and value heads, of the layer with the fewest.
         head_dims: width of a head in each layer.
         vocab_size: rows of the embedding.
@@ -53,7 +53,7 @@ class ModelSizes:
         score_cap: the same of the scores of attention.
     """
 
-    num_heads: int
+    layer_heads: tuple[int, ...]
     num_kv_heads: int
     head_dims: tuple[int, ...]
     vocab_size: int
@@ -61,6 +61,11 @@ class ModelSizes:
     groups: Groups
     softcap: float | None
     score_cap: float | None
+
+    @property
+    def num_heads(self) -> int:
+        """The largest number of query heads that those of each layer are a multiple of: ranks may share so many."""
+        return math.gcd(*self.layer_heads)
 
 
 def read_model_config(folder: str | Path) -> Any:
@@ -92,7 +97,7 @@ def model_sizes(config: Any) -> ModelSizes:
     text = config.get_text_config()
     language, num_heads = language_model(text.model_type), text.num_attention_heads
     return ModelSizes(
-        num_heads=num_heads,
+        layer_heads=tuple(getattr(text, "num_attention_heads_per_layer", None) or [num_heads] * text.num_hidden_layers),
         num_kv_heads=min(_of_layers(text, "num_key_value_heads", num_heads)),
         head_dims=_of_layers(text, "head_dim", text.hidden_size // num_heads),
         vocab_size=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),

@@ -192,3 +192,13 @@ def test_images_for_another_size_of_patches_or_rows_are_refused(family: str, tmp
         with pytest.raises(ConfigError, match=message):
             check_packed_for(other, entry, has_images=True)
         check_packed_for(other, entry, has_images=False)
+
+
+def test_ranks_share_no_more_heads_than_each_layer_has() -> None:
+    """Fails when a layer has query heads that do not divide over ranks which those of another layer do."""
+    laguna = register_attention().LagunaConfig(
+        num_hidden_layers=2, num_attention_heads=4, num_attention_heads_per_layer=[4, 6]
+    )
+    sizes = model_sizes(laguna)
+    assert sizes.layer_heads == (4, 6)
+    assert sizes.num_heads == 2

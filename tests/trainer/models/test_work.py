@@ -25,6 +25,7 @@ SOME: list[tuple[str, dict[str, Any]]] = [
     ("hunyuan_v1_moe", {"num_experts": 16, "moe_topk": [1, 3]}),
     ("ernie4_5_moe", {"moe_num_experts": 16}),
     ("diffllama", {}),
+    ("laguna", {"num_attention_heads_per_layer": [4, 8]}),
     ("qwen3_5_moe_text", {"num_experts": 16}),
 ]
 """One of each way in which experts and scores are counted, with many experts."""
