@@ -70,17 +70,18 @@ def differences(name: str, seed: int, folder: Path) -> tuple[Case | None, list[s
 def drawn(
     names: list[str], files: int, seed: int, folder: Path | None = None
 ) -> Iterator[tuple[str, int, Case | None, list[str]]]:
-    """Cases of several generators in turn until there are so many files, each in a folder that is then removed."""
-    found = number = 0
-    while found < files:
-        name, own = names[number % len(names)], seed + number // len(names)
+    """Cases of several generators until there are so many files, as many of each, in folders that are then removed."""
+    found, next_seeds = dict.fromkeys(names, 0), dict.fromkeys(names, seed)
+    while sum(found.values()) < files:
+        name = min(names, key=lambda each: found[each])
+        own = next_seeds[name]
         with ExitStack() as stack:
             place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="preshard-files-")))
             below = place / f"{name}-{own}"
             below.mkdir(parents=True)
             case, wrong = differences(name, own, below)
-        found += len(case.files) if case is not None else 1
-        number += 1
+        found[name] += len(case.files) if case is not None else 1
+        next_seeds[name] += 1
         yield name, own, case, wrong
 
 

@@ -293,3 +293,57 @@ def test_a_row_that_cannot_be_compared_is_rejected(tmp_path: Path) -> None:
     assert ids(out) == GOOD
     [reason] = rejects(out).values()
     assert "Could not convert string 'high' to DOUBLE" in reason
+
+
+NUMBERS = [
+    pa.array([Decimal("9.15E-10"), Decimal("0.1"), None], pa.decimal256(39, 12)),
+    pa.array([Decimal("3.51"), Decimal(-3), None], pa.decimal256(50, 3)),
+    pa.array([Decimal(66286567952301199819), Decimal(3), None], pa.decimal256(43, 0)),
+    pa.array([0.1, 1.5, None], pa.float32()),
+]
+
+
+@pytest.mark.parametrize("numbers", NUMBERS, ids=lambda column: str(column.type))
+def test_every_number_compares_as_duckdb_compares_it_in_the_file(tmp_path: Path, numbers: pa.Array) -> None:
+    """Fails when a number is rounded on its way in another manner than DuckDB rounds it when it reads the file."""
+    pairs = numbers.take(pa.array([0, 0, 1, 1, 2, 2]))
+    table = pa.table(
+        {"id": list("abc"), "text": ["t"] * 3, "n": numbers, "pair": pa.FixedSizeListArray.from_arrays(pairs, 2)}
+    )
+    pq.write_table(table, tmp_path / "f.parquet")
+    with duckdb.connect() as connection:
+        [(first,)] = connection.execute(f"SELECT n FROM '{tmp_path}/f.parquet' WHERE id = 'a'").fetchall()
+    for value in (first, float(numbers[0].as_py())):
+        for where in (f"n = {value!r}::DOUBLE", f"n < {value!r}::DOUBLE", f"pair[2] >= {value!r}::DOUBLE"):
+            expected = duckdb_ids(f"'{tmp_path}/f.parquet'", where)
+            assert kept_rows(tmp_path / "f.parquet", where) == expected, where
+
+
+def test_columns_of_parquet_have_the_types_that_duckdb_reads(tmp_path: Path) -> None:
+    """Fails when a column is asked about by its type in Arrow, which Parquet only notes."""
+    made = pa.array([1_700_000_000_000, 0], pa.timestamp("ms"))
+    table = pa.table(
+        {
+            "id": ["a", "b"],
+            "text": ["t", "u"],
+            "box": pa.FixedSizeListArray.from_arrays(pa.array([1, 2, 3, 4]), 2),
+            "took": pa.array([1500, 2], pa.duration("ms")),
+            "made": made,
+            "halves": pa.ListViewArray.from_arrays(
+                pa.array([1, 0], pa.int32()), pa.array([1, 1], pa.int32()), pa.array([0.5, 2.0], pa.float16())
+            ),
+            "none": pa.nulls(2),
+        }
+    )
+    pq.write_table(table, tmp_path / "f.parquet")
+    for where, kept in {
+        "box = [1, 2] and box <> [1, 2, 3]": {"a"},
+        "took > 1000": {"a"},
+        "made = '2023-11-14 22:13:20.0001'": set(),
+        "made = '2023-11-14 22:13:20'": {"a"},
+        "halves[1] = 2.0": {"a"},
+        "none is null and id = 'b'": {"b"},
+        "none = 3 or id = 'b'": {"b"},
+    }.items():
+        assert duckdb_ids(f"'{tmp_path}/f.parquet'", where) == kept, where
+        assert kept_rows(tmp_path / "f.parquet", where) == kept, where

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from jaxtyping import Bool
 
 from preshard.packer_service.ingest.packed.dataset import open_dataset
@@ -159,8 +161,7 @@ def _numbered(table: pa.Table) -> pa.Table:
 def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> pa.Table:
     """The columns of a table that an expression may name, in types that DuckDB takes from Arrow.
 
-    The others may have any type. DuckDB has no number of 16 bits, nor decimals of 256: of a file it makes the same. Nor
-    does it take a batch whose lists of dictionaries are all empty, so dictionaries become their values.
+    The others may have any type. Columns of Parquet get the types that DuckDB gives them when it reads the file itself.
 
     Raises:
         pa.ArrowException: such a type lies inside of one that Arrow does not cast.
@@ -172,36 +173,66 @@ def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> p
             numbers.setdefault(name.lower(), number)
     chosen = table.select(list(numbers.values()))
     for number, field in enumerate(chosen.schema):
-        if (known := _known_type(field.type)) != field.type:
-            # Copied then: DuckDB refuses structs behind an offset, which a cast slice may have.
-            column = chosen.column(number).cast(known).take(pa.array(np.arange(len(chosen))))
+        if (known := _known_type(field.type, is_parquet=file.kind == "parquet")) != field.type:
+            column = _cast(chosen.column(number), known)
             chosen = chosen.set_column(number, field.with_type(known), column)
+        if "decimal256" in str(known):
+            column = _through_parquet(chosen.column(number))
+            chosen = chosen.set_column(number, field.with_type(column.type), column)
     return chosen
 
 
-def _known_type(kind: pa.DataType) -> pa.DataType:
-    def known(field: pa.Field) -> pa.Field:
-        return field.with_type(_known_type(field.type))
+def _known_type(kind: pa.DataType, *, is_parquet: bool) -> pa.DataType:
+    """A type that DuckDB takes in place of one that it does not, or makes of it when it reads Parquet."""
 
-    if pa.types.is_float16(kind) or pa.types.is_decimal256(kind):
-        kind = pa.float32() if pa.types.is_float16(kind) else pa.float64()
+    def known(field: pa.Field) -> pa.Field:
+        return field.with_type(_known_type(field.type, is_parquet=is_parquet))
+
+    if pa.types.is_float16(kind):
+        kind = pa.float32()
     elif pa.types.is_null(kind):
         kind = pa.int32()  # as in Parquet; Arrow casts a map of nulls to one that is too short
-    elif pa.types.is_dictionary(kind):
-        kind = _known_type(kind.value_type)
+    elif pa.types.is_duration(kind) and is_parquet:
+        kind = pa.int64()
+    elif pa.types.is_timestamp(kind) and is_parquet and kind.unit in ("s", "ms"):
+        kind = pa.timestamp("us", kind.tz)
+    elif pa.types.is_dictionary(kind):  # DuckDB takes no batch whose lists of them are all empty
+        kind = _known_type(kind.value_type, is_parquet=is_parquet)
     elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         kind = pa.string() if pa.types.is_string_view(kind) else pa.binary()  # Arrow does not copy views
-    elif pa.types.is_list(kind):
-        kind = pa.list_(known(kind.value_field))
+    elif pa.types.is_fixed_size_list(kind) and not is_parquet:
+        kind = pa.list_(known(kind.value_field), kind.list_size)
     elif pa.types.is_large_list(kind):
         kind = pa.large_list(known(kind.value_field))
-    elif pa.types.is_fixed_size_list(kind):
-        kind = pa.list_(known(kind.value_field), kind.list_size)
+    elif pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = pa.list_(known(kind.value_field))
+    elif pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        item = known(kind.value_field)
+        kind = kind if item.type == kind.value_type else pa.large_list(item)
     elif pa.types.is_map(kind):
         kind = pa.map_(known(kind.key_field), known(kind.item_field), kind.keys_sorted)
     elif pa.types.is_struct(kind):
         kind = pa.struct(map(known, kind))
     return kind
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if "list_view" in str(column.type):  # of lists that do not follow each other Arrow's cast makes others
+        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
+    # Copied then: DuckDB refuses structs behind an offset, which a cast slice may have.
+    return column.cast(kind).take(pa.array(np.arange(len(column))))
+
+
+def _through_parquet(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as DuckDB reads it of Parquet: decimals of 256 bits, which it takes from nowhere else, are doubles.
+
+    It rounds in a way of its own, so that a cast of Arrow's answers ``=`` otherwise.
+    """
+    with tempfile.TemporaryDirectory(prefix="preshard-") as folder, connect() as connection:
+        path = f"{folder}/column"
+        pq.write_table(pa.table({"column": column}), path, row_group_size=max(len(column), 1), store_schema=False)
+        query = "SELECT \"column\" FROM read_parquet(?, file_row_number = true) ORDER BY file_row_number"
+        return connection.sql(query, params=[path]).to_arrow_table().column(0)
 
 
 @contextmanager
@@ -257,13 +288,22 @@ def _looked_at(file: SourceFile, where: Where) -> tuple[SourceFile, pa.Table | N
         return file, table, table.column_names
     if file.kind in TABLES:
         schema = TABLES[file.kind].schema(file)
-        found = None if schema is None else named_columns(pa.Table.from_batches([], schema), file, where.words)
-        return file, found, [] if schema is None else schema.names
+        if schema is None:
+            return file, None, []
+        found = named_columns(pa.Table.from_batches([], schema), file, where.words)
+        return _with_empty_columns(file, schema, where.words), found, schema.names
     rows = [row for row in first_rows(file, LOOKED_AT) if isinstance(row, dict)]
     typed = replace(file, asked=column_types(file, where.words))
     texts = {column.name: [text_of(row.get(column.name)) for row in rows] for column in typed.asked}
     table = pa.table({name: pa.array(column, pa.string()) for name, column in texts.items()}) if rows else None
     return typed, table, list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _with_empty_columns(file: SourceFile, schema: pa.Schema, words: frozenset[str]) -> SourceFile:
+    """A table of which those columns are read as well whose type says that they hold nothing."""
+    names = dict(file.renamed)
+    empty = [f.name for f in schema if pa.types.is_null(f.type) and names.get(f.name, f.name).lower() in words]
+    return replace(file, columns=tuple(dict.fromkeys((*(file.columns or ()), *empty)))) if empty else file
 
 
 def _ask(where: Where, table: pa.Table, file: SourceFile, names: Sequence[str]) -> None:

@@ -355,6 +355,7 @@ def asked(rng: random.Random, rows: list[dict[str, Any]]) -> str:
             "score is null",
             f"id <= '{row['id']}'",
             f"made >= TIMESTAMP '{row.get('made', '2020-01-01')[:10]}'",
+            f"made <> '{row.get('made', '2020-01-01')[:19].replace('T', ' ')}{rng.choice(['', '.0001'])}'",
             "len(messages[2].tool_calls) = 1 and id <> 'r1'",
         ]
     )
@@ -407,18 +408,25 @@ def written(rng: random.Random, folder: Path, rows: list[dict[str, Any]], table:
 def judge(case: Case) -> list[str]:
     facts: Facts = case.facts
     wrong = list[str]()
-    for path in case.files:
-        is_text = path.suffix in (".csv", ".tsv")
-        expected = [text_row(row) for row in facts.rows] if is_text else facts.rows
-        found = read(path, all_columns=True)
-        found = [{k: v for k, v in row.items() if k != "own"} if isinstance(row, dict) else row for row in found]
-        if (fault := first_difference(found, expected)) is not None:
-            wrong.append(f"{path.name}: {fault}")
-        elif not is_text and [parse_row(row) for row in found] != [parse_row(row) for row in facts.rows]:
-            wrong.append(f"{path.name}: another document")
-        wrong += asked_otherwise(path, facts, is_text=is_text)
-    wrong += by_datasets(facts) + by_duckdb(case)
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for path in case.files:
+            wrong += judged(path, facts, connection)
+        wrong += by_datasets(facts) + by_duckdb(case, connection)
     return wrong + (packed(case) if facts.seed % PACKED == 0 else [])
+
+
+def judged(path: Path, facts: Facts, connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """What differs in one file from the rows that were drawn, and from DuckDB's answer."""
+    wrong, is_text = list[str](), path.suffix in (".csv", ".tsv")
+    expected = [text_row(row) for row in facts.rows] if is_text else facts.rows
+    found = read(path, all_columns=True)
+    found = [{k: v for k, v in row.items() if k != "own"} if isinstance(row, dict) else row for row in found]
+    if (fault := first_difference(found, expected)) is not None:
+        wrong.append(f"{path.name}: {fault}")
+    elif not is_text and [parse_row(row) for row in found] != [parse_row(row) for row in facts.rows]:
+        wrong.append(f"{path.name}: another document")
+    return wrong + asked_otherwise(path, facts, connection, is_text=is_text)
 
 
 def text_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -468,33 +476,25 @@ def spelled(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=repr)
 
 
-def asked_otherwise(path: Path, facts: Facts, *, is_text: bool) -> list[str]:
+def asked_otherwise(path: Path, facts: Facts, connection: duckdb.DuckDBPyConnection, *, is_text: bool) -> list[str]:
     """Compares the rows that ``where`` keeps with DuckDB's on the same file; of Arrow, on the table."""
     where = facts.where
     if path.suffix in (".json", ".zst") or (is_text and ("made" in where or "messages" in where)):
         return []
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        read_from = f"'{path}'"
-        if path.suffix == ".tsv":
-            read_from = f"read_csv('{path}', delim='\t', quote='\"', escape='\"', header=true)"
-        elif path.suffix == ".csv":
-            read_from = f"read_csv('{path}', delim=',', quote='\"', escape='\"', header=true)"
-        elif path.suffix == ".gz":
-            connection.register("lines", pa.table({"id": []}))
-            read_from = f"'{path.with_suffix('')}'"  # DuckDB takes no zero bytes behind a member
-        elif path.suffix == ".arrow":
-            named = [name for name in ("id", "score", "made", "messages") if name in where or name == "id"]
-            try:
-                connection.register("given", facts.table.select(named))
-            except duckdb.Error:
-                return []
+    read_from = f"'{path}'"
+    if path.suffix == ".tsv":
+        read_from = f"read_csv('{path}', delim='\t', quote='\"', escape='\"', header=true)"
+    elif path.suffix == ".csv":
+        read_from = f"read_csv('{path}', delim=',', quote='\"', escape='\"', header=true)"
+    elif path.suffix == ".gz":
+        read_from = f"'{path.with_suffix('')}'"  # DuckDB takes no zero bytes behind a member
+    try:
+        if path.suffix == ".arrow":
             read_from = "given"
-        try:
-            asked = connection.execute(f"SELECT id FROM {read_from} WHERE {where}").fetchall()
-        except duckdb.Error:
-            asked = None
-    if asked is None:  # what DuckDB refuses of this file needs no answer
+            named = [name for name in ("id", "score", "made", "messages") if name in where or name == "id"]
+            connection.register("given", facts.table.select(named))
+        asked = connection.execute(f"SELECT id FROM {read_from} WHERE {where}").fetchall()
+    except duckdb.Error:  # what DuckDB refuses of this file needs no answer
         return []
     try:
         rows = read(path, all_columns=False, where=where)
@@ -544,18 +544,16 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def by_duckdb(case: Case) -> list[str]:
+def by_duckdb(case: Case, connection: duckdb.DuckDBPyConnection) -> list[str]:
     """Compares the payload of the Parquet file with what DuckDB makes of it, where JSON has the same."""
     path = next((path for path in case.files if path.suffix == ".parquet"), None)
     kind = str(case.facts.table.schema.field("payload").type)
     if path is None or any(word in kind for word in ("arrow.json", "duration", "halffloat", "decimal256", "map")):
         return []
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        try:
-            texts = connection.execute(f"SELECT to_json(payload)::VARCHAR FROM '{path}'").fetchall()
-        except duckdb.Error:
-            return []
+    try:
+        texts = connection.execute(f"SELECT to_json(payload)::VARCHAR FROM '{path}'").fetchall()
+    except duckdb.Error:
+        return []
     found = [without_nulls(None if text is None else json.loads(text)) for (text,) in texts]
     expected = [row.get("payload") for row in case.facts.rows]
     same = len(found) == len(expected) and all(map(alike, found, expected))
