@@ -18,7 +18,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
 from preshard.schemas.layout import BLOCK_SCHEMES, table_bytes
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
-from preshard.schemas.model.encoder import encoder_of
+from preshard.schemas.model.encoders import ENCODERS
 from preshard.schemas.model.memory import STATE_NUMBERS, USABLE, MemoryParts, RankShare, TrainingMemory, Trains
 from preshard.schemas.model.savings import (
     RECOMPUTE,
@@ -270,10 +270,10 @@ def check_memory(
     Raises:
         ConfigError: the estimate does not fit into the device's memory; says what would.
     """
-    device, manifest = device_memory(), datasets[0].files.manifest
+    device, settings = device_memory(), model.to_dict()
+    encoder = ENCODERS.get(model.model_type)
     try:
-        encoder = encoder_of(manifest.model.settings) if manifest.model is not None else None
-        sizes = model_dimensions(model.to_dict(), encoder, str(config.model))
+        sizes = model_dimensions(settings, encoder(settings) if encoder else None, str(config.model))
     except ConfigError:
         return config.model_copy(update={"recompute": "full"}) if config.recompute == "auto" else config, None
     fitting = Fitting(sizes=sizes, packs=Packs.of(datasets), device=device, trains=trains)

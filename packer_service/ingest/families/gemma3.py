@@ -28,6 +28,7 @@ from preshard.packer_service.ingest.families.settings import (
 )
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.encoders import mean_encoder
 from preshard.schemas.sections import ImageBackend
 
 BILINEAR = 2
@@ -95,7 +96,7 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> Gemma3Family:
     rows = processor.positive("image_seq_length", 256)
     grid = side // vision["patch_size"]
     pooling = _pooling(folder, grid, rows)
-    encoder = mean_encoder(folder, vision, 2)
+    encoder = mean_encoder(vision, mlp_matrices=2, text=text_width(folder))
     settings = {
         **{"inputs": "gemma3", "pooling": pooling},
         **folder.inputs(encoder, backend, (image, image), (HALVES, HALVES)),
@@ -150,23 +151,9 @@ def _pooling(folder: ModelFolder, grid: int, rows: int) -> int:
     return pooling
 
 
-def mean_encoder(folder: ModelFolder, vision: dict[str, Any], mlp_matrices: int) -> VisionEncoder:
-    """The encoder, whose rows are means of patches times one matrix."""
-    text = folder.vision({"hidden_size": 2304}, "text_config")
-    return VisionEncoder(
-        patch_size=[vision["patch_size"]] * 2,
-        temporal_patch_size=1,
-        hidden_size=vision["hidden_size"],
-        intermediate_size=vision["intermediate_size"],
-        mlp_matrices=mlp_matrices,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
-        patch_inputs=3 * vision["patch_size"] ** 2,
-        row_inputs=vision["hidden_size"],
-        row_hidden=text["hidden_size"],
-        row_outputs=0,
-    )
+def text_width(folder: ModelFolder) -> int:
+    """Width of a folder's language model."""
+    return int(folder.vision({"hidden_size": 2304}, "text_config")["hidden_size"])
 
 
 _NAMED = {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}

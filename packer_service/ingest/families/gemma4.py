@@ -19,7 +19,7 @@ from preshard.packer_service.ingest.families.family import (
     UnitShape,
     encoder_load,
 )
-from preshard.packer_service.ingest.families.gemma3 import mean_encoder
+from preshard.packer_service.ingest.families.gemma3 import text_width
 from preshard.packer_service.ingest.families.settings import (
     BICUBIC,
     BICUBIC_OF,
@@ -34,6 +34,7 @@ from preshard.packer_service.ingest.families.settings import (
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.encoders import mean_encoder
 from preshard.schemas.sections import ImageBackend
 
 UNCHANGED: Colours = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -135,7 +136,7 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> Gemma4Family:
         "image_normalised": bool(image.take("do_normalize", False)),
         "video_normalised": bool(video.take("do_normalize", True)),
     }
-    encoder, pooling = mean_encoder(folder, vision, 3), vision["pooling_kernel_size"]
+    encoder, pooling = mean_encoder(vision, mlp_matrices=3, text=text_width(folder)), vision["pooling_kernel_size"]
     settings = {
         **{"inputs": "gemma4", "patch_size": vision["patch_size"], "pooling": pooling},
         **{"image_patches": rows[0] * pooling**2, "video_patches": rows[1] * pooling**2, **normalised},

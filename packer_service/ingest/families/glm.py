@@ -23,7 +23,7 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.encoders import glm_encoder
 from preshard.schemas.sections import ImageBackend
 
 IMAGE_START, IMAGE_END = "<|begin_of_image|>", "<|end_of_image|>"
@@ -117,7 +117,7 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> GlmFamily:
         section.fixed({**STEPS, "resample": BICUBIC, "temporal_patch_size": FRAMES})
     for name, value in sizes.items():
         folder.agree(image, name, value, vision["spatial_merge_size" if name == "merge_size" else name])
-    encoder = _encoder(vision)
+    encoder = glm_encoder(vision)
     processor = _processor(folder, (whole, image))
     settings = {"inputs": "qwen_vl", **sizes, **folder.inputs(encoder, backend, (image, video), (CLIP, CLIP))}
     for section in (image, video, whole):
@@ -156,26 +156,6 @@ def _processor(folder: ModelFolder, sections: Sequence[Section]) -> str:
             f"model: processor_class {found!r} is not followed for {folder.model_type}, only {', '.join(PROCESSORS)}"
         )
     return found
-
-
-def _encoder(vision: dict[str, Any]) -> VisionEncoder:
-    """The encoder, whose blocks are as wide inside as the rows are, and whose merger is as wide as the setting says."""
-    patch, rows = vision["patch_size"], vision["out_hidden_size"]
-    return VisionEncoder(
-        patch_size=[patch, patch],
-        temporal_patch_size=vision["temporal_patch_size"],
-        hidden_size=vision["hidden_size"],
-        intermediate_size=rows,
-        mlp_matrices=3,
-        layers=vision["depth"],
-        windowed_layers=0,
-        window_size=0,
-        patch_inputs=3 * vision["temporal_patch_size"] * patch**2,
-        # a convolution over a square of patches, then a square matrix and three of a gated MLP
-        row_inputs=vision["hidden_size"] * vision["spatial_merge_size"] ** 2,
-        row_hidden=rows,
-        row_outputs=rows + 3 * vision["intermediate_size"],
-    )
 
 
 _NAMED = {

@@ -33,6 +33,7 @@ from preshard.packer_service.ingest.families.settings import (
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.encoders import internvl_encoder, pair
 from preshard.schemas.sections import ImageBackend
 
 SIZE = {"height": 384, "width": 384}
@@ -156,13 +157,9 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> InternVLFamily:
     )
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
-
-
 def _tile(folder: ModelFolder, section: Section) -> tuple[int, int]:
     size = section.size(SIZE)
-    height, width = _pair(folder.vision(ENCODER)["image_size"])
+    height, width = pair(folder.vision(ENCODER)["image_size"])
     folder.agree(section, "size", (size["height"], size["width"]), (height, width))
     return width, height
 
@@ -170,7 +167,7 @@ def _tile(folder: ModelFolder, section: Section) -> tuple[int, int]:
 def _encoder(folder: ModelFolder, rows: int) -> tuple[VisionEncoder, tuple[int, int]]:
     """The encoder, and the patches of a tile."""
     vision = folder.vision(ENCODER)
-    (height, width), (high, wide) = _pair(vision["image_size"]), _pair(vision["patch_size"])
+    (height, width), (high, wide) = pair(vision["image_size"]), pair(vision["patch_size"])
     grid = (height // high, width // wide)
     ratio = folder.config.get("downsample_ratio", 0.5)
     expected = int(grid[0] * ratio) * int(grid[1] * ratio)
@@ -179,23 +176,8 @@ def _encoder(folder: ModelFolder, rows: int) -> tuple[VisionEncoder, tuple[int, 
             f"model: image_seq_length {rows} differs from the {expected} rows that the encoder of {CONFIG} makes of a "
             f"tile of {grid[0]} x {grid[1]} patches"
         )
-    hidden = int(vision["hidden_size"] / ratio**2)
-    text = (folder.config.get("text_config") or {}).get("hidden_size", hidden)
-    encoder = VisionEncoder(
-        patch_size=[high, wide],
-        temporal_patch_size=1,
-        hidden_size=vision["hidden_size"],
-        intermediate_size=vision["intermediate_size"],
-        mlp_matrices=2,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
-        patch_inputs=3 * high * wide,
-        row_inputs=hidden,
-        row_hidden=text,
-        row_outputs=text,
-    )
-    return encoder, grid
+    text = (folder.config.get("text_config") or {}).get("hidden_size")
+    return internvl_encoder(vision, ratio=ratio, text=text), grid
 
 
 def _tiny_config(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from preshard.packer_service.ingest.families.settings import (
 )
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.encoders import pixtral_encoder
 from preshard.schemas.sections import ImageBackend
 
 LONGEST_EDGE = 1024
@@ -131,7 +132,8 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> Mistral3Family:
     ]
     longest_edge = image.size({"longest_edge": LONGEST_EDGE})["longest_edge"]
     image.take("patch_size", patch)  # the processor gives its own instead
-    encoder = _encoder(folder, vision, merged)
+    text = (folder.config.get("text_config") or {}).get("hidden_size", 5120)
+    encoder = pixtral_encoder(vision, merged=merged, text=text)
     settings = {"inputs": "pixtral", "pooling": merged, **folder.inputs(encoder, backend, (image, image), (CLIP, CLIP))}
     image.fixed({**STEPS, "do_pad": True, "resample": BICUBIC})
     for section in (image, whole):
@@ -148,26 +150,6 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> Mistral3Family:
         line_end=tokens[1],
         image_end=tokens[2],
         stills=BICUBIC_OF[backend],
-    )
-
-
-def _encoder(folder: ModelFolder, vision: dict[str, Any], merged: int) -> VisionEncoder:
-    hidden, patch = vision["hidden_size"], vision["patch_size"]
-    text = (folder.config.get("text_config") or {}).get("hidden_size", 5120)
-    return VisionEncoder(
-        patch_size=[patch, patch],
-        temporal_patch_size=1,
-        hidden_size=hidden,
-        intermediate_size=vision["intermediate_size"],
-        mlp_matrices=3,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
-        patch_inputs=vision["num_channels"] * patch**2,
-        # a matrix that merges a square of patches, then two of the projector
-        row_inputs=hidden * merged**2,
-        row_hidden=hidden,
-        row_outputs=text + text**2 // hidden,
     )
 
 

@@ -32,6 +32,7 @@ from preshard.packer_service.ingest.families.settings import (
 )
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.model.encoders import molmo_encoder
 from preshard.schemas.sections import ImageBackend
 
 ROW, COLUMN, START, LOW_START, END = "<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>"
@@ -201,7 +202,7 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> Molmo2Family:
     image_pooling = _pair(image, "pooling_size", IMAGE_POOLING)
     video_pooling = _pair(video, "pooling_size", VIDEO_POOLING)
     most_crops = image.positive("max_crops", 8)
-    encoder = _encoder(folder)
+    encoder = molmo_encoder(_vision(folder), folder.vision(ADAPTER, "adapter_config"))
     settings = {
         **{"inputs": "molmo2", "side": side, "patch_size": patch, "overlap_margins": list(margins)},
         **{"image_pooling": list(image_pooling), "video_pooling": list(video_pooling)},
@@ -267,26 +268,6 @@ def _pair(section: Section, name: str, default: tuple[int, int]) -> tuple[int, i
     if len(value) != 2 or not all(isinstance(side, int) and side >= (name == "pooling_size") for side in value):
         raise ConfigError(f"model: {name} of {section.where} is {value!r}; two whole numbers are legal")
     return int(value[0]), int(value[1])
-
-
-def _encoder(folder: ModelFolder) -> VisionEncoder:
-    vision, adapter = _vision(folder), folder.vision(ADAPTER, "adapter_config")
-    read = len(adapter["vision_feature_layer"]) * vision["hidden_size"]
-    return VisionEncoder(
-        patch_size=[vision["patch_size"]] * 2,
-        temporal_patch_size=1,
-        hidden_size=vision["hidden_size"],
-        intermediate_size=vision["intermediate_size"],
-        mlp_matrices=2,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
-        # the embedding, and the keys and values of the attention that pools patches into rows
-        patch_inputs=3 * vision["patch_size"] ** 2 + 2 * read,
-        row_inputs=2 * adapter["hidden_size"],
-        row_hidden=adapter["intermediate_size"],
-        row_outputs=adapter["text_hidden_size"],
-    )
 
 
 def _tiny_config(text: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:

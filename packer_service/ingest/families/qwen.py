@@ -22,7 +22,8 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.encoder import TIME_KEY, VisionEncoder
+from preshard.schemas.model.encoder import TIME_KEY
+from preshard.schemas.model.encoders import qwen_encoder
 from preshard.schemas.sections import ImageBackend
 
 
@@ -94,7 +95,7 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> QwenFamily:
         section.fixed({**STEPS, "resample": BICUBIC})
     for name, value in sizes.items():
         folder.agree(image, name, value, vision["spatial_merge_size" if name == "merge_size" else name])
-    encoder = _encoder(vision)
+    encoder = qwen_encoder(vision)
     image_token = folder.named_token("image_token", "<|image_pad|>")
     video_token = folder.named_token("video_token", "<|video_pad|>")
     opening = folder.named_token("vision_start_token", "<|vision_start|>")
@@ -136,29 +137,6 @@ def _limits(section: Section, own: PixelLimits) -> PixelLimits:
     return PixelLimits(
         least=section.positive("min_pixels", size["shortest_edge"]),
         most=section.positive("max_pixels", size["longest_edge"]),
-    )
-
-
-def _encoder(vision: dict[str, Any]) -> VisionEncoder:
-    """The encoder, which has windows if it says how large they are."""
-    patch, together = vision["patch_size"], vision["temporal_patch_size"]
-    merged = vision["hidden_size"] * vision["spatial_merge_size"] ** 2
-    has_windows = "window_size" in vision
-    full = len(vision["fullatt_block_indexes"]) if has_windows else vision["depth"]
-    mergers = 1 + len(vision.get("deepstack_visual_indexes", ()))
-    return VisionEncoder(
-        patch_size=[patch, patch],
-        temporal_patch_size=together,
-        hidden_size=vision["hidden_size"],
-        intermediate_size=vision["intermediate_size"],
-        mlp_matrices=3 if has_windows else 2,
-        layers=full,
-        windowed_layers=vision["depth"] - full,
-        window_size=vision["window_size"] // patch if has_windows else 0,
-        patch_inputs=3 * together * patch**2,
-        row_inputs=mergers * merged,
-        row_hidden=merged,
-        row_outputs=mergers * vision["out_hidden_size"],
     )
 
 

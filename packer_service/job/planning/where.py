@@ -231,7 +231,7 @@ def _through_parquet(column: pa.ChunkedArray) -> pa.ChunkedArray:
     with tempfile.TemporaryDirectory(prefix="preshard-") as folder, connect() as connection:
         path = f"{folder}/column"
         pq.write_table(pa.table({"column": column}), path, row_group_size=max(len(column), 1), store_schema=False)
-        query = "SELECT \"column\" FROM read_parquet(?, file_row_number = true) ORDER BY file_row_number"
+        query = 'SELECT "column" FROM read_parquet(?, file_row_number = true) ORDER BY file_row_number'
         return connection.sql(query, params=[path]).to_arrow_table().column(0)
 
 

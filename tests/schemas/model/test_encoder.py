@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from preshard.packer_service.demo.model import model_config, tiny_model
+from preshard.packer_service.ingest.families.folder import load_family
 from preshard.schemas.model.encoder import ENCODER_KEY, VisionEncoder, encoder_of, tokens_per_second
+from preshard.schemas.model.encoders import ENCODERS
+from preshard.schemas.model.families import FAMILIES
 
 LARGEST = 2**31 - 1
 SIDES = ("temporal_patch_size",)
@@ -57,3 +63,21 @@ def test_the_growth_of_positions_is_a_number_or_none() -> None:
     for wrong in (True, "2"):
         with pytest.raises(ValueError, match="not a number"):
             tokens_per_second({"tokens_per_second": wrong})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_encoder_of_a_configuration_is_that_of_its_folder(tmp_path: Path, family: str) -> None:
+    """Fails when a family's encoder is counted by one rule for packs and by another for the memory of a run, or where
+    ``transformers`` takes other values for what a file leaves out.
+    """
+    ids = {mark: number for number, mark in enumerate(tiny_model(family).marks)}
+    for name, values in {"config.json": model_config(family, ids, 1000), **tiny_model(family).processors}.items():
+        (tmp_path / name).write_text(json.dumps(values))
+    transformers = pytest.importorskip("transformers")
+    whole = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert ENCODERS[family](whole) == encoder_of(load_family(str(tmp_path), "torchvision").family.settings)
+
+
+def test_every_family_has_an_encoder() -> None:
+    """Fails when a run of a new family is estimated as if it had none."""
+    assert ENCODERS.keys() == FAMILIES.keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -235,6 +237,22 @@ def test_a_gpu_gets_what_it_needs_and_a_cpu_what_it_had(options: Any, monkeypatc
     assert found.config.largest_lr == 1e-3
     assert settings().largest_lr == 1e-5
     assert settings(lr=0.5).largest_lr == 0.5
+
+
+def test_the_encoder_is_that_of_the_model(options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a larger model of the family that packs were made for is estimated with their model's encoder."""
+    monkeypatch.setattr(memory_check, "device_memory", lambda: H100)
+    shutil.copytree(options["model"], tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["vision_config"]["depth"] *= 3
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    own, larger = (
+        prepare(TrainConfig.model_validate(options | {"model": str(model)}), rank=0, world_size=1, device_type="cuda")
+        for model in (options["model"], tmp_path / "model")
+    )
+    assert own.memory is not None
+    assert larger.memory is not None
+    assert larger.memory.parts.on_device["state"] > own.memory.parts.on_device["state"]
 
 
 SMALL = 2**22
