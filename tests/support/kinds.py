@@ -61,7 +61,10 @@ PROCESS_FIXTURES = {
 """Fixtures that start processes. Packing is one of them, since media are decoded in a process of their own."""
 
 GROUPS = {"ray_session": "ray", "gloo_pool": "gloo", "browser": "browser"}
-"""Fixtures too costly to have in two workers, and the group of tests that share one."""
+"""Fixtures too costly to have in every worker, and the group of tests that share one."""
+
+APART = {"gloo": "tests/trainer/models"}
+"""Groups that took longer than all other workers, and the folder whose tests are a group of their own."""
 
 FIRST = (
     "gloo",
@@ -108,7 +111,10 @@ def lies_in_process_folder(path: Path, repository: Path) -> bool:
 def group_of(nodeid: str, fixtures: set[str]) -> str:
     """Tests of one group run in one worker, one after the other: those that share a costly fixture, or a file."""
     shared = [group for fixture, group in GROUPS.items() if fixture in fixtures]
-    return shared[0] if shared else nodeid.partition("::")[0]
+    if not shared:
+        return nodeid.partition("::")[0]
+    is_apart = shared[0] in APART and nodeid.startswith(APART[shared[0]])
+    return f"{shared[0]}-apart" if is_apart else shared[0]
 
 
 def longest_first(items: list[pytest.Item]) -> None:

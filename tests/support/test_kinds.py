@@ -59,6 +59,8 @@ def test_tests_that_share_a_costly_fixture_share_a_worker() -> None:
     groups = {group_of(f"tests/{name}.py::test_a", {"tmp_path", "ray_session"}) for name in "ab"}
     assert groups == {"ray"}
     assert group_of("tests/a.py::test_a", {"gloo_pool"}) == "gloo"
+    assert group_of("tests/trainer/models/a.py::test_a", {"gloo_pool"}) == "gloo-apart"
+    assert group_of("tests/trainer/models/a.py::test_a", set()) == "tests/trainer/models/a.py"
     assert group_of("tests/browser/test_a.py::test_a", {"reader", "browser"}) == "browser"
     assert group_of("tests/a.py::test_a[1]", {"tmp_path"}) == "tests/a.py"
 
