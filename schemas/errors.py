@@ -6,19 +6,24 @@ The format's rules are numbered in ``docs/format.md``; ``FORMAT_RULES`` maps a r
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from preshard.schemas.files.secrets import shown
+
+_FROM_WORKER = re.compile(r"\ACaught [^\n]+\.\nOriginal Traceback .*\npreshard\.[\w.]+: (.*)\n\Z", re.DOTALL)
+"""Text around an error's own, where torch raises again what a worker of a ``DataLoader`` raised."""
 
 
 class PreshardError(ValueError):
     """Base class of every error that preshard raises for its users.
 
     Its message shows no secret of a URI, and nothing that a terminal obeys; a line of it has at most 1,000 characters.
+    Raised in a worker of a torch ``DataLoader``, it has the same message where torch raises it again.
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(shown(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(shown(_FROM_WORKER.sub(r"\1", arg)) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(PreshardError):
@@ -99,7 +104,7 @@ class FormatError(PreshardError):
 
     def __init__(self, where: str, detail: str = "") -> None:
         super().__init__(f"{where}: {detail}" if detail else where)
-        self.where = where
+        self.where = where if detail else str(self)
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[FormatError], tuple[str, str]]:
