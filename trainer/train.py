@@ -46,13 +46,14 @@ from preshard.trainer.models.noise import evaluating, seed_noise
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. Exit status: 0 done; 1 failed or stopped; 2 something does not fit, found before the first step."""
     job, here = start(arguments)
+    stop = StopRequest()
     try:
         mesh = make_mesh(job.config, here.world_size, here.device.type)
         with Reporter(job, here) as report:
-            done = run(job, mesh, here.device, report, StopRequest())
+            done = run(job, mesh, here.device, report, stop)
         leave(report.status(done))
     except Exception as error:  # whatever it is, the other ranks are in the middle of a step
-        end(here, error)
+        end(here, error, asked=stop())
 
 
 def run(

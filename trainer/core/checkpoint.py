@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -37,6 +38,10 @@ T = TypeVar("T")
 
 RUN = "run.json"
 """File of a checkpoint that holds its :class:`RunState`; the other files are torch's."""
+
+
+NO_FOLDER = [os.strerror(number) for number in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.ESTALE)]
+"""Reasons for which more space would not help."""
 
 
 class SaveError(PreshardError):
@@ -251,9 +256,10 @@ class Checkpoints:
     def _failed(self, state: RunState, reason: str) -> SaveError:
         newest = find_checkpoint(self._folder)
         left = "no checkpoint is there yet" if newest is None else f"{newest.name} is whole"
+        mended = "make it a folder that all ranks can write to" if reason in NO_FOLDER else "free some space there"
         return SaveError(
-            f"the checkpoint after step {state.step} cannot be written to {self._folder} ({reason}), and {left}: free "
-            "some space there, then use --resume"
+            f"the checkpoint after step {state.step} cannot be written to {self._folder} ({reason}), and {left}: "
+            f"{mended}, then use --resume"
         )
 
     def _path(self, state: RunState, *, unfinished: bool = False) -> Path:
@@ -349,6 +355,8 @@ def _reason(error: BaseException) -> str:
     """The error in one line: that of the first rank that failed, if torch has asked all."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return f"{type(error).__name__} {' '.join(str(error).split())[:200]}".strip()
 
 

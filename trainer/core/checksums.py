@@ -115,8 +115,8 @@ def first_fault(checkpoint: Path, share: int = 0, shares: int = 1) -> str | None
     try:
         stored = json.loads((checkpoint / CHECKSUMS).read_bytes())
         sums = {str(name): (int(size), int(crc)) for name, (size, crc) in stored.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return f"{CHECKSUMS} cannot be read: {type(error).__name__}"
+    except (OSError, ValueError, ArithmeticError, TypeError, AttributeError) as error:
+        return f"{CHECKSUMS} cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}"
     for name in sorted(sums, key=lambda name: (-sums[name][0], name))[share::shares]:
         size, crc = sums[name]
         try:

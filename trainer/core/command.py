@@ -167,14 +167,19 @@ IN_WORKER = "Original Traceback"
 """Words in an error that a loader's worker has met, between its kind and its own message."""
 
 
-def end(here: Processes, error: Exception) -> NoReturn:
+def end(here: Processes, error: Exception, *, asked: bool = False) -> NoReturn:
     """Says what has ended a run, if no other rank has said it, and ends this process.
+
+    Args:
+        here: this process.
+        error: what it met.
+        asked: whether a signal had asked it to stop; then one may have ended another rank at once, or SIGKILL after it.
 
     The others are in the middle of a step: they cannot be waited for, and find out when their next exchange with this
     one breaks off. Python's own way to end would wait for threads that write a checkpoint together with them.
     """
     if here.fails_first():
-        if (line := _known(error)) is not None:
+        if (line := _known(error, asked=asked)) is not None:
             click.echo(shown(f"trainer: rank {here.rank}: {line}"), err=True)
         else:
             traceback.print_exception(error)
@@ -184,11 +189,15 @@ def end(here: Processes, error: Exception) -> NoReturn:
     os._exit(1)
 
 
-def _known(error: Exception) -> str | None:
+def _known(error: Exception, *, asked: bool) -> str | None:
     """The line that a user needs of an error; None if it is a mistake of ours, which its traceback shows."""
     if isinstance(error, PreshardError | OSError):
         return _one_line(error)
-    if isinstance(error, RuntimeError) and any(lost in str(error) for lost in LOST):
+    is_lost = isinstance(error, RuntimeError) and any(lost in str(error) for lost in LOST)
+    if is_lost and asked:
+        return ("stopped by a signal; another rank ended before a checkpoint was saved: use --resume to continue from "
+                "the last one")  # fmt: skip
+    if is_lost:
         return ("another rank died without an error message; if it ran out of memory, the system log says so: "
                 "use --resume to continue")  # fmt: skip
     if isinstance(error, RuntimeError) and str(error).startswith(WORKER_GONE):

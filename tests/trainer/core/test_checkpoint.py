@@ -105,6 +105,28 @@ def test_a_full_disk_ends_every_rank_with_one_line(gloo_pool: Any, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
 
 
+def saves_without_a_folder(mesh: Mesh, folder: str) -> str:
+    """Message to each rank when a file stands in the folder's place. Runs on each rank of the pool."""
+    model = nn.Linear(3, 2)
+    shard_model(model, [], mesh.parameters, bfloat16=False)
+    with pytest.raises(SaveError) as raised:
+        Checkpoints(Path(folder), keep=2).save(
+            model, torch.optim.AdamW(model.parameters()), RunState(step=1, data={}, model={})
+        )
+    return str(raised.value)
+
+
+def test_a_folder_that_is_gone_ends_every_rank_with_one_line(gloo_pool: Any, tmp_path: Path) -> None:
+    """Fails when the remedy is to free some space where there is no folder any more."""
+    (tmp_path / "kept").touch()
+    said = gloo_pool.run(saves_without_a_folder, str(tmp_path / "kept"), dp_shard=2)
+    assert said == [said[0]] * 2
+    assert said[0].endswith(
+        "/kept (Not a directory), and no checkpoint is there yet: make it a folder that all ranks can write to, then "
+        "use --resume"
+    )
+
+
 @pytest.fixture(scope="module")
 def two_saves(gloo_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two checkpoints by two ranks. Read only."""
@@ -129,7 +151,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "missing": ("__1_0.distcp", Path.unlink, "__1_0.distcp cannot be read: No such file or directory"),
     "no metadata": (".metadata", Path.unlink, ".metadata cannot be read: No such file or directory"),
     "another step": ("run.json", flip, "run.json has CRC-32C"),
-    "no sums": ("checksums.json", Path.unlink, "checksums.json cannot be read: FileNotFoundError"),
+    "no sums": ("checksums.json", Path.unlink, "checksums.json cannot be read: No such file or directory"),
+    "endless sums": (
+        *("checksums.json", lambda path: path.write_text('{"run.json": [1e999, 0]}')),
+        "checksums.json cannot be read: OverflowError",
+    ),
     "other sums": ("checksums.json", lambda path: path.write_text("[1]"), "checksums.json cannot be read"),
 }
 

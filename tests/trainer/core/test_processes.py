@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.core.command import end
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.processes import (
     ALLOCATOR,
@@ -156,3 +157,16 @@ def test_a_process_without_the_store_ends_at_once(rank: int, of_torchrun: str, m
     store = _Store()
     _process(store, rank).leave_store()
     assert store.looked == 0
+
+
+def test_a_rank_that_a_signal_ended_is_no_riddle(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Fails when a rank that was asked to stop takes the end of another one for a lack of memory."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    lost = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:29500")
+    for asked in (False, True):
+        end(_process(_Store(), 1), lost, asked=asked)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("trainer: rank 1: another rank died without an error message; if it ran out of memory")
+    assert second.startswith("trainer: rank 1: stopped by a signal; another rank ended before a checkpoint was saved")
+    assert ended == [1, 1]

@@ -145,6 +145,10 @@ def measure(kind: str, place: str, order: str, *, tied: bool) -> float | str | N
             loss.backward()
         except ConfigError as error:
             return str(error)
+        except ValueError as error:  # of a kind that puts tokens before these, which peft looks for by itself
+            if "input_ids" not in str(error):
+                raise
+            return str(error)
     return _apart(right, (float(loss.detach()), _gradients(ours)))
 
 

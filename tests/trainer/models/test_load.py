@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 from packed_ranks import counting_weights, load_on_a_rank
+from scripts import load_script
 from torch.distributed.tensor import DTensor
+from transformers_alone import load_transformers
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.models import load_model
 from preshard.trainer.models.interface import register_attention
-from preshard.trainer.models.load import Weights
+from preshard.trainer.models.load import Weights, load_sharded
 
 FAMILIES = ["qwen3", "qwen3_moe", "qwen2_5_vl", "molmo2"]
 """A model of text with tied embeddings, one whose files have a tensor for each expert and its memory one for all, one
@@ -174,3 +177,30 @@ def test_how_a_model_generates_is_kept(tmp_path: Path) -> None:
     ours, theirs = (json.loads((tmp_path / name / "generation_config.json").read_text()) for name in ("ours", "theirs"))
     assert ours == theirs
     assert given.items() <= ours.items()
+
+
+E_SIZED: dict[str, Any] = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}
+"""Settings of the Gemma 4 models that give each layer embeddings of its own."""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("kind", "settings"), [("gemma3_text", {}), ("gemma4_text", E_SIZED)])
+def test_scales_of_embeddings_are_those_of_transformers(
+    tmp_path: Path, kind: str, settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Fails when the root of a width is rounded otherwise than ``from_pretrained`` does it, which 64 would not show."""
+    transformers = load_transformers()
+    config = load_script(Path(__file__).with_name("followed.py")).tiny_config(kind, **settings)
+    assert math.sqrt(config["hidden_size"]) != torch.tensor(config["hidden_size"]).sqrt().item()
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    made: Any = load_model(tmp_path, from_scratch=True)
+    made.save_pretrained(tmp_path)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    right = dict(plain.named_buffers())
+    assert any(name.endswith("embed_scale") for name in right)
+    sources: list[Weights] = ["folder", "random", "none"]
+    for weights in sources:
+        found = dict(load_sharded(tmp_path, lambda model: model, dtype=dtype, weights=weights).named_buffers())
+        assert right.keys() == found.keys()
+        unequal = [name for name in right if not found[name].to(dtype).equal(right[name].to(dtype))]  # as it multiplies
+        assert unequal == [], weights
