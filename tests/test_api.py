@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -121,3 +122,24 @@ def test_importing_it_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[] []"
+
+
+class _Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_trainer_speaks_before_it_loads_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when someone at a terminal waits for seconds before the first line, or all ranks say the same."""
+    from preshard import train
+
+    said: list[str] = []
+    for rank in ("0", "1"):
+        terminal = _Terminal()
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setattr(
+            "preshard.trainer.train.main", lambda _, terminal=terminal: said.append(terminal.getvalue())
+        )
+        train.main([])
+    assert said == ["preshard.train: loading torch, which takes some seconds\n", ""]
