@@ -17,7 +17,8 @@ from preshard.packer_service.ingest.text.load import load_decoder, parse_decoder
 from preshard.packer_service.ingest.text.tokenizer import TEKKEN
 from preshard.schemas.config import KEYS, PackConfig
 from preshard.schemas.dataset.changes import NAMES_FILES, NEEDS_SOURCE, leaves
-from preshard.schemas.errors import ConfigError
+from preshard.schemas.dataset.manifest_parts import stored_config
+from preshard.schemas.errors import ConfigError, FormatError
 from preshard.schemas.files.filesystem import join, locate
 from preshard.schemas.files.regular import FileRefusedError, open_regular
 from preshard.schemas.manifest import (
@@ -46,6 +47,11 @@ def with_settings_of_datasets(sources: Sequence[str], given: Mapping[str, Any]) 
     manifests = [(source, found.head) for source in sources if (found := dataset_manifest(source)) is not None]
     if not manifests:
         return dict(given)
+    for source, manifest in manifests:
+        try:
+            stored_config(manifest)
+        except FormatError as error:
+            raise ConfigError(f"SOURCE {source}: {error}") from None
     first_source, first = manifests[0]
     for source, other in manifests[1:]:
         for section, whole in first.config.items():

@@ -17,6 +17,7 @@ from repacked import KINDS, Listener, make_source, packed, rejects, shards, with
 
 from preshard.packer_service.cli import main
 from preshard.packer_service.config import load_config
+from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.job.preview.show import show_document
@@ -467,3 +468,24 @@ def test_what_is_no_whole_dataset_is_refused(old: Path, tmp_path: Path, capsys: 
     torn = shutil.copytree(old, tmp_path / "torn")
     flip(torn / "documents.parquet", 40)
     assert "documents.parquet is damaged" in said(torn)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("counts", "packs", 10**18, "packs.parquet has "),
+        ("config", "seq_len", 1 << 50, "manifest.json: config.seq_len: 1125899906842624 is not legal"),
+    ],
+)
+def test_a_forged_manifest_is_named_before_anything_follows_from_it(
+    old: Path, tmp_path: Path, section: str, key: str, value: int, said: str
+) -> None:
+    """Fails when a list of a manifest's count takes all memory, or a key is refused as if the user had given it."""
+    forged = tmp_path / "forged"
+    shutil.copytree(old, forged)
+    manifest = read_manifest(forged)
+    manifest[section][key] = value
+    seal(forged, manifest)
+    with pytest.raises(ConfigError) as refused:
+        list_fragments(list_sources([str(forged)], load_config(None, [], [str(forged)])).files)
+    assert str(refused.value).startswith(f"SOURCE {'forged' if section == 'counts' else forged}: {said}")

@@ -27,9 +27,10 @@ from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.dataset.table import LARGE_BYTES, TableFile
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.files.filesystem import join, locate
+from preshard.schemas.files.printed import several
 from preshard.schemas.files.regular import FileRefusedError, open_regular
 from preshard.schemas.header import decode_head, read_member, stored_checksum
-from preshard.schemas.manifest import SHARDS, ManifestHead, TableEntry
+from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead, TableEntry
 from preshard.schemas.tables import DOCUMENTS, documents_schema, open_table
 
 CACHED_TOKENS = 2**22
@@ -96,6 +97,11 @@ class StoredTable:
         """The schema of the columns that are read."""
         return pa.schema([self._file.schema.field(name) for name in self.columns])
 
+    @property
+    def n_rows(self) -> int:
+        """Rows, as the footer counts them."""
+        return self._file.n_rows
+
     def read(self) -> pa.Table:
         """All rows."""
         return self._file.read(columns=self.columns)
@@ -145,14 +151,26 @@ class PackedDatasetSource:
 
     @property
     def n_packs(self) -> int:
-        return self.manifest.counts.packs
+        """Packs, by whose number work is dealt: those of the table, which the manifest counts."""
+        return self._places.n_rows
 
     @cached_property
     def _packs(self) -> pa.Table:
         """The place of each pack, one row per pack in order."""
-        table = self._table("packs.parquet", _PLACES).read()
-        if len(table) != self.n_packs:
-            raise ConfigError(f"SOURCE {self.file.label}: packs.parquet is not the manifest's; put the file back")
+        return self._places.read()
+
+    @cached_property
+    def _places(self) -> StoredTable:
+        """
+        Raises:
+            ConfigError: the table is gone, or is not what the manifest says.
+        """
+        table, packs = self._table("packs.parquet", _PLACES), self.manifest.counts.packs
+        if table.n_rows != packs:
+            raise ConfigError(
+                f"SOURCE {self.file.label}: packs.parquet has {several(table.n_rows, 'row')} and counts.packs of "
+                f"{MANIFEST} is {packs:,}; put the files back"
+            )
         return table
 
     def _table(self, name: str, columns: Sequence[str]) -> StoredTable:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from preshard.packer_service.ingest.fetch import Range, read_ranges
-from preshard.packer_service.ingest.packed.manifest import manifest_of
+from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.source.containers.arrow_values import TableRows
 from preshard.packer_service.ingest.source.containers.compressed import read_content, spooled
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, SCANNED, TABLES
@@ -43,7 +43,7 @@ def list_fragments(files: Sequence[SourceFile]) -> list[Fragment]:
 
 def _ranges(file: SourceFile) -> list[tuple[int, int]]:
     if file.kind == DATASET:
-        n_packs = manifest_of(file).counts.packs
+        n_packs = open_dataset(file).n_packs
         return [(at, min(at + FRAGMENT_PACKS, n_packs)) for at in range(0, n_packs, FRAGMENT_PACKS)]
     if listed := TABLES.get(file.kind) or NUMBERED.get(file.kind):
         found: list[tuple[int, int]] = listed.fragments(file)
