@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: status 2: something does not fit or cannot be written.
     """
-    from preshard.trainer.core.export import main as run
+    from preshard.trainer.export import main as run
 
     run(arguments)
 

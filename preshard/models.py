@@ -1,9 +1,9 @@
 """Hugging Face models on packs: loaded, sharded, called with one rank's part, and trained in less memory."""
 
 from preshard.trainer.core.sharding import shard_model
+from preshard.trainer.extra.compiled import compile_blocks
 from preshard.trainer.extra.saving import save_memory
 from preshard.trainer.models import PackedModel, load_model
-from preshard.trainer.models.compiled import compile_blocks
 from preshard.trainer.models.features import bind_features
 from preshard.trainer.models.load import load_sharded
 

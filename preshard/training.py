@@ -8,13 +8,12 @@ are the dataset's (``PackedDataset(tail=...)``).
 from preshard.trainer.core.checkpoint import Checkpoints, RunState, find_checkpoint, load_checkpoint, read_run_state
 from preshard.trainer.core.export import export_model
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.core.optimizer import make_optimizer
+from preshard.trainer.core.objective import deal_packs, evaluating
+from preshard.trainer.core.optimizer import learning_rate, make_optimizer
 from preshard.trainer.core.processes import Processes, start_processes
-from preshard.trainer.core.schedule import deal_packs, learning_rate
 from preshard.trainer.core.sharding import end_backward_at_decoder
-from preshard.trainer.core.step import LocalTotals, Totals, apply_gradients, join_totals, next_batch
-from preshard.trainer.models.named import feature_parameters
-from preshard.trainer.models.noise import evaluating, seed_noise
+from preshard.trainer.core.step import LocalTotals, Totals, apply_gradients, join_totals, next_batch, seed_noise
+from preshard.trainer.models.interface import feature_parameters
 
 __all__ = [
     "Checkpoints",

@@ -20,27 +20,22 @@ from preshard.trainer.attention.listed import TileLister
 from preshard.trainer.core.checkpoint import Checkpoints, load_checkpoint
 from preshard.trainer.core.command import StopRequest, end, leave, start
 from preshard.trainer.core.export import export_model
-from preshard.trainer.core.extras import load_extra
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.metrics import StepFigures, mean_rewards, profiled, step_figures
-from preshard.trainer.core.objective import Objective, find_objectives
-from preshard.trainer.core.optimizer import make_optimizer
+from preshard.trainer.core.objective import Objective, deal_packs, evaluating, find_objectives
+from preshard.trainer.core.optimizer import learning_rate, make_optimizer
 from preshard.trainer.core.processes import StoppedError
 from preshard.trainer.core.reporter import Reporter
-from preshard.trainer.core.schedule import deal_packs, learning_rate
 from preshard.trainer.core.setup import Job, make_mesh
 from preshard.trainer.core.sharding import end_backward_at_decoder, shard_model
-from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals, next_batch
-from preshard.trainer.core.work import StepWork
+from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals, next_batch, seed_noise
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
+from preshard.trainer.extras import load_extra
 from preshard.trainer.models import PackedModel
-from preshard.trainer.models.compiled import compile_blocks
-from preshard.trainer.models.interface import unwrap
+from preshard.trainer.models.interface import feature_parameters, unwrap
 from preshard.trainer.models.load import Weights, load_sharded
-from preshard.trainer.models.named import feature_parameters
-from preshard.trainer.models.noise import evaluating, seed_noise
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,7 +74,7 @@ def run(
     """
     config, peak = job.config, job.config.largest_lr
     model = build_model(job, mesh, device)
-    work = StepWork.of(unwrap(model.inner))
+    work = load_extra("work").StepWork.of(unwrap(model.inner))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     of_features = feature_parameters(unwrap(model.inner))
     optimizer = make_optimizer(model, lr=peak, weight_decay=config.weight_decay, own_rates=job.own_rates(model))
@@ -90,7 +85,7 @@ def run(
         return job.start.step
     if job.checkpoint is not None:
         load_checkpoint(job.checkpoint, model, optimizer)
-    batches = read_batches(job, mesh, device, work)
+    batches = read_batches(job, model, mesh, device)
     kept: Any = {"keep": config.keep, "beside": config.async_save, "damaged": job.damaged}
     saves = None if config.checkpoint is None else Checkpoints(config.checkpoint, **kept)
     step = job.start.step
@@ -138,7 +133,7 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
             load_extra("saving").save_memory_of(model, config, device.type)
         packed = PackedModel(applied, logits_bytes=config.logits_mib * 2**20)
         if config.compile:
-            compile_blocks(unwrap(model))
+            load_extra("compiled").compile_blocks(unwrap(model))
         shard_model(packed, packed.blocks, mesh.parameters, bfloat16=config.dtype == "bfloat16", on_host=on_host)
         end_backward_at_decoder(applied)
         return packed
@@ -147,16 +142,16 @@ def build_model(job: Job, mesh: Mesh, device: torch.device, weights: Weights | N
     return load_sharded(config.model, shard, weights=weights, seed=config.seed, **where)
 
 
-def read_batches(job: Job, mesh: Mesh, device: torch.device, work: StepWork) -> Iterator[RankBatch]:
+def read_batches(job: Job, model: PackedModel, mesh: Mesh, device: torch.device) -> Iterator[RankBatch]:
     """This rank's batches without end, from where the job starts."""
-    of_model: Any = {"windows": work.windows, "groups": work.groups}
+    of_model: Any = {"windows": model.windows, "groups": model.groups}
     tiles = TileLister.of(job.config.attention, mesh.cp, exchange="needed", device_type=device.type, **of_model)
     loader = make_loader(job.dataset, workers=job.config.workers, device=device, list_tiles=tiles)
     return iter(loader)
 
 
 def add_gradients(
-    model: PackedModel, objective: Objective, batches: Iterator[RankBatch], mesh: Mesh, work: StepWork, *, packs: int
+    model: PackedModel, objective: Objective, batches: Iterator[RankBatch], mesh: Mesh, work: Any, *, packs: int
 ) -> tuple[LocalTotals, dict[str, Any]]:
     """Adds the gradients of a step's packs to the parameters; returns this rank's share of the step, and the position
     in the dataset after it.

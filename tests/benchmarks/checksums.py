@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from preshard.trainer.core.checksums import SummedWriter, first_fault, join_sums
+from preshard.trainer.extra.checkpoint_check import SummedWriter, first_fault, join_sums
 
 TENSORS, NUMBERS, REPEATS = 8, 2**25, 5
 GB = TENSORS * NUMBERS * 4 / 1e9

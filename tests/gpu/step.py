@@ -32,7 +32,7 @@ from preshard.trainer.core.optimizer import make_optimizer
 from preshard.trainer.core.processes import let_segments_grow
 from preshard.trainer.core.setup import make_mesh, prepare
 from preshard.trainer.core.step import Totals, apply_gradients, join_totals
-from preshard.trainer.core.work import StepWork
+from preshard.trainer.extra.work import StepWork
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.train import add_gradients, build_model, read_batches
 
@@ -93,7 +93,7 @@ class RankStep:
         self.work = StepWork.of(unwrap(self.model.inner))
 
     def batches(self) -> Iterator[Any]:
-        return read_batches(self.job, self.mesh, self.device, self.work)
+        return read_batches(self.job, self.model, self.mesh, self.device)
 
     def run(self, batches: Iterator[Any]) -> Totals:
         config = self.job.config

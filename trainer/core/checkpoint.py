@@ -7,34 +7,25 @@ import json
 import os
 import re
 import shutil
-import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
-from uuid import uuid4
+from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     get_state_dict,
-    set_model_state_dict,
     set_state_dict,
 )
 from torch.optim import Optimizer
 
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.trainer.core.checksums import SummedWriter, first_fault, join_sums
 from preshard.trainer.core.processes import first_problem
-
-T = TypeVar("T")
+from preshard.trainer.extras import load_extra
 
 RUN = "run.json"
 """File of a checkpoint that holds its :class:`RunState`; the other files are torch's."""
@@ -97,63 +88,14 @@ def find_checkpoint(folder: Path, without: Collection[str] = ()) -> Path | None:
         folder: holds checkpoints.
         without: names of those that are passed over.
     """
-    return max((path for path in _whole(folder) if path.name not in without), key=_step, default=None)
+    return max((path for path in whole_checkpoints(folder) if path.name not in without), key=step_of, default=None)
 
 
-def _whole(folder: Path) -> list[Path]:
+def whole_checkpoints(folder: Path) -> list[Path]:
     return [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
 
 
-def find_damaged(folder: Path) -> dict[str, str]:
-    """Checkpoints that are newer than the newest sound one, each with what is wrong with it.
-
-    All ranks of a job call this, and each reads its share of the files. A process alone reads all of them.
-    """
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    names = sorted((path.name for path in _whole(folder)), key=lambda name: _step(Path(name)), reverse=True)
-    if len({tuple(each) for each in _of_ranks(names)}) > 1:
-        return {}  # they see different folders, which is said elsewhere
-    damaged: dict[str, str] = {}
-    for name in names:
-        faults = [fault for fault in _of_ranks(first_fault(folder / name, rank, ranks)) if fault is not None]
-        if not faults:
-            break
-        damaged[name] = faults[0]
-    return damaged
-
-
-def find_unshared(folder: Path) -> str | None:
-    """Reason why ranks cannot write checkpoints into a folder together, in a line, or None. All ranks call this."""
-    names = [f"unfinished-{uuid4().hex}"]
-    dist.broadcast_object_list(names)
-    probe, problem = folder / names[0], None
-    try:
-        probe.mkdir(parents=True, exist_ok=True)
-        (probe / str(dist.get_rank())).touch()
-    except OSError as error:
-        problem = f"--checkpoint is {folder}, which cannot be written ({error.strerror or error})"
-    if (problem := first_problem(problem)) is None:
-        missing = [rank for rank in range(dist.get_world_size()) if not (probe / str(rank)).exists()]
-        if missing:
-            problem = (
-                f"--checkpoint is {folder}, where rank {dist.get_rank()} does not find what rank {missing[0]} has "
-                "written; all ranks must see the same files: give a path of a filesystem that they share"
-            )
-        problem = first_problem(problem)
-    shutil.rmtree(probe, ignore_errors=True)
-    return problem
-
-
-def _of_ranks(mine: T) -> list[T]:
-    """Values of all ranks; alone, that of this process."""
-    if not dist.is_initialized():
-        return [mine]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    return every
-
-
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
@@ -190,7 +132,7 @@ class Checkpoints:
         self._folder, self._keep, self._damaged = folder, keep, damaged
         # Writers agree by collectives, which among those of the steps would meet in another order on each rank.
         self._group = dist.new_group(backend="gloo") if beside else None
-        self._writing: tuple[Any, RunState, SummedWriter] | None = None
+        self._writing: tuple[Any, RunState, Any] | None = None
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: RunState, *, wait: bool = False) -> None:
         """Writes the state after a step, or begins to. A save that is still being written is waited for first, and with
@@ -204,12 +146,12 @@ class Checkpoints:
         self._on_rank_0(state, self._make_room, unfinished)
         parameters, moments = _states(model, optimizer)
         stored = {"model": parameters, "optimizer": moments}
-        writer = SummedWriter(unfinished)
+        writer = load_extra("checkpoint_check").SummedWriter(unfinished)
         if self._group is None:
             try:
                 dcp.save(stored, storage_writer=writer)
             except CheckpointException as error:
-                raise self._failed(state, _reason(error)) from None
+                raise self._failed(state, one_reason(error)) from None
             self._on_rank_0(state, self._publish, state, writer)
         else:
             self._writing = dcp.async_save(stored, storage_writer=writer, process_group=self._group), state, writer
@@ -240,7 +182,7 @@ class Checkpoints:
             if dist.get_rank() == 0:
                 self._publish(state, writer)
         except (CheckpointException, OSError) as error:
-            raise self._failed(state, _reason(error)) from None
+            raise self._failed(state, one_reason(error)) from None
 
     def _on_rank_0(self, state: RunState, what: Callable[..., None], *arguments: Any) -> None:
         """Runs a function on rank 0 while the others wait, and fails on all ranks if it fails there."""
@@ -249,7 +191,7 @@ class Checkpoints:
             try:
                 what(*arguments)
             except OSError as error:
-                problem = _reason(error)
+                problem = one_reason(error)
         if (problem := first_problem(problem)) is not None:
             raise self._failed(state, problem)
 
@@ -274,14 +216,14 @@ class Checkpoints:
         self._damaged = ()
         unfinished.mkdir(parents=True)
 
-    def _publish(self, state: RunState, writer: SummedWriter) -> None:
+    def _publish(self, state: RunState, writer: Any) -> None:
         """Publishes the checkpoint on rank 0, whose part of a save ends after all others'."""
         unfinished = self._path(state, unfinished=True)
-        join_sums(unfinished, writer, {RUN: json.dumps(asdict(state)).encode()})
+        load_extra("checkpoint_check").join_sums(unfinished, writer, {RUN: json.dumps(asdict(state)).encode()})
         _sync(unfinished)
         unfinished.rename(self._path(state))
         _sync(self._folder)
-        _remove(sorted(_whole(self._folder), key=_step)[: -self._keep])
+        _remove(sorted(whole_checkpoints(self._folder), key=step_of)[: -self._keep])
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -290,68 +232,34 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: Optimizer) ->
     Raises:
         ConfigError: the checkpoint is damaged, or lacks something.
     """
-    options = _options(model)
+    options = stored_options(model)
     parameters, moments = get_state_dict(model, optimizer, options=options)
     try:
         dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=checkpoint)
     except CheckpointException as error:
-        raise ConfigError(f"{checkpoint} cannot be read ({_reason(error)}); use the previous checkpoint") from None
+        raise ConfigError(f"{checkpoint} cannot be read ({one_reason(error)}); use the previous checkpoint") from None
     set_state_dict(model, optimizer, model_state_dict=parameters, optim_state_dict=moments, options=options)
 
 
-def load_parameters(checkpoint: Path, model: nn.Module) -> None:
-    """Fills a model alone from a checkpoint written by any number of ranks, in one process or in all of a job.
-
-    Raises:
-        ConfigError: the checkpoint is damaged, or lacks a parameter.
-    """
-    options = _options(model)
-    parameters = get_model_state_dict(model, options=options)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant
-            dcp.load({"model": parameters}, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
-    except CheckpointException as error:
-        raise ConfigError(f"{checkpoint} cannot be read ({_reason(error)}); use the previous checkpoint") from None
-    set_model_state_dict(model, parameters, options=options)
-
-
-def _options(model: nn.Module) -> StateDictOptions:
+def stored_options(model: nn.Module) -> StateDictOptions:
     """Options for what is stored of a model: all, or what trains if it has adapters, as the rest is in its folder."""
     has_adapters = any(hasattr(module, "base_layer") for module in model.modules())
     return StateDictOptions(ignore_frozen_params=has_adapters, strict=not has_adapters)
-
-
-def parameter_dtype(checkpoint: Path) -> torch.dtype:
-    """The dtype of a checkpoint's parameters.
-
-    Raises:
-        ConfigError: it holds none.
-    """
-    stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    dtypes = Counter(
-        entry.properties.dtype
-        for name, entry in stored.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    )
-    if not dtypes:
-        raise ConfigError(f"{checkpoint} holds no parameters; use another checkpoint")
-    return dtypes.most_common(1)[0][0]  # a few buffers may have another
 
 
 def _states(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters and moments. Those of a new optimiser are zeros, and it has done no step."""
     if not optimizer.state:
         get_state_dict(
-            model, optimizer, options=_options(model)
+            model, optimizer, options=stored_options(model)
         )  # makes the moments by a step with gradients of zero, and counts that step
         for moments in optimizer.state.values():
             moments["step"].zero_()
-    parameters, of_optimizer = get_state_dict(model, optimizer, options=_options(model))
+    parameters, of_optimizer = get_state_dict(model, optimizer, options=stored_options(model))
     return parameters, dict(of_optimizer)
 
 
-def _reason(error: BaseException) -> str:
+def one_reason(error: BaseException) -> str:
     """The error in one line: that of the first rank that failed, if torch has asked all."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]

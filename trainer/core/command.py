@@ -23,10 +23,9 @@ with needed("trainer", "training", "train"):
 import torch.distributed as dist
 
 from preshard.schemas.files.secrets import shown
-from preshard.trainer.core.checkpoint import find_damaged, find_unshared
-from preshard.trainer.core.extras import load_extra
 from preshard.trainer.core.processes import Processes, first_difference, first_problem, joined, start_processes
 from preshard.trainer.core.setup import Job, prepare
+from preshard.trainer.extras import load_extra
 
 T = TypeVar("T")
 
@@ -103,13 +102,14 @@ def start(arguments: Sequence[str] | None = None) -> tuple[Job, Processes]:
     problem, job = first_problem(problem or missing), None
     if config is not None and problem is None:
         place: Any = {"rank": here.rank, "world_size": here.world_size, "device_type": here.device.type}
-        damaged = find_damaged(config.checkpoint) if config.checkpoint is not None and config.resume else {}
+        resumes = config.checkpoint is not None and config.resume
+        damaged = load_extra("checkpoint_check").find_damaged(config.checkpoint) if resumes else {}
         job, problem = _attempt(lambda: prepare(config, **place, damaged=damaged))
         problem = first_problem(problem)
     if job is not None and problem is None:
         problem = first_difference(job.rank_invariants())
     if job is not None and problem is None and job.config.checkpoint is not None:
-        problem = find_unshared(job.config.checkpoint)
+        problem = load_extra("checkpoint_check").find_unshared(job.config.checkpoint)
     if job is None or problem is not None:
         if here.rank == 0:
             click.echo(shown(f"trainer: {problem}"), err=True)

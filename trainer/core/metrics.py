@@ -33,7 +33,7 @@ class StepFigures:
         epoch: epoch of the packs, from 0.
         packs: ids of the packs, in the order of the epoch.
         tokens_per_second: ``tokens`` by ``step_time``.
-        tflops: work of the step in 10^12 operations per second and process (see :mod:`preshard.trainer.core.work`).
+        tflops: work of the step in 10^12 operations per second and process (see :mod:`preshard.trainer.extra.work`).
         predicted_work: of each rank, in 10^12 operations.
         compute_times: processor seconds of each rank's forward and backward passes. Empty on CUDA, where
             waiting for other ranks counts as computing: a profile shows it.

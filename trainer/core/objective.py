@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from jaxtyping import Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core.config import TrainConfig
-from preshard.trainer.core.extras import load_extra
 from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.core.processes import AnyRank, StoppedError
 from preshard.trainer.core.setup import Job
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.extras import load_extra
 from preshard.trainer.models import PackedModel
 
 
@@ -75,3 +79,40 @@ def find_objectives(job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[],
 def exchanges_of(config: TrainConfig) -> dict[str, Any]:
     """Arguments of the model's call that say how ranks exchange."""
     return {"attention": config.attention, "overlap": config.overlap, "head_stride": config.head_stride}
+
+
+def deal_packs(
+    dataset: PackedDataset, mesh: Mesh, stop: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[RankBatch, bool]]:
+    """This rank's packs of a dataset that is opened with ``dp_size`` 1, and whether they count here.
+
+    Where the last round has fewer packs than data-parallel ranks, those without one take the last pack again and do not
+    count it, as all must run the same collectives.
+
+    Args:
+        dataset: the packs.
+        mesh: of all ranks, which take the packs together.
+        stop: whether this rank was asked to stop.
+
+    Raises:
+        StoppedError: a rank was; all ranks raise it in the same round, one later.
+    """
+    asked = AnyRank()
+    for first in range(0, dataset.n_packs, mesh.dp_size):
+        if asked(stop()):
+            raise StoppedError
+        number = first + mesh.dp_rank
+        yield dataset.read_step(0, min(number, dataset.n_packs - 1)), number < dataset.n_packs
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model without noise and gradients; afterwards each of its parts is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from torch import nn
@@ -57,3 +58,21 @@ def _embeddings(model: nn.Module) -> set[int]:
     layers = [id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)]
     own = ((name.rpartition(".")[2], parameter) for name, parameter in model.named_parameters())
     return {*layers, *(id(parameter) for name, parameter in own if "embed" in name or "token" in name)}
+
+
+def learning_rate(step: int, *, peak: float, steps: int, warmup: int = 0, least: float = 0.0) -> float:
+    """Learning rate of a step, counted from 1: linear growth over ``warmup`` steps, then half a cosine to the last.
+
+    It is a function of the step alone, so a resumed run needs no state for it.
+
+    Args:
+        step: from 1 to ``steps``.
+        peak: the largest rate.
+        steps: of the run.
+        warmup: steps of growth.
+        least: the rate of the last step, as a fraction of the peak.
+    """
+    if step <= warmup:
+        return peak * step / warmup
+    done = (step - warmup) / max(steps - warmup, 1)
+    return peak * (least + (1 - least) * (1 + math.cos(math.pi * min(done, 1.0))) / 2)

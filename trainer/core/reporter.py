@@ -6,10 +6,10 @@ import click
 
 from preshard.schemas.files.printed import several
 from preshard.schemas.files.secrets import shown
-from preshard.trainer.core.extras import load_extra
 from preshard.trainer.core.metrics import MetricsFile, StepFigures, Writer
 from preshard.trainer.core.processes import Processes
 from preshard.trainer.core.setup import Job
+from preshard.trainer.extras import load_extra
 
 
 class Reporter:

@@ -17,10 +17,10 @@ from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.core.checkpoint import RunState, find_checkpoint, read_run_state
 from preshard.trainer.core.config import DTYPES, TrainConfig
 from preshard.trainer.core.export import check_export
-from preshard.trainer.core.extras import load_extra
 from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.optimizer import OwnRate
 from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.extras import load_extra
 from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
 from preshard.trainer.models.load import empty_model
 from preshard.trainer.models.stateful import load_states

@@ -10,8 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from preshard.trainer.models.interface import decoder_layers, unwrap
-from preshard.trainer.models.named import encoder_trains
+from preshard.trainer.models.interface import decoder_layers, encoder_trains, unwrap
 
 
 def shard_model(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Float64
@@ -220,3 +221,12 @@ def _leave(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter])
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
+
+
+def seed_noise(seed: int, step: int, rank: int) -> None:
+    """Sets what this rank draws in a step, on all its devices.
+
+    It follows from the numbers alone, so a resumed run needs no generator's state. Ranks draw their own, as they hold
+    different tokens.
+    """
+    torch.manual_seed(int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0]))

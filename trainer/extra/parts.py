@@ -1,10 +1,18 @@
-"""Parts of a model that are frozen, adapters beside a frozen model, and learning rates by part."""
+"""Parts of a model that are frozen, adapters beside a frozen model, and learning rates by part.
+
+A part is ``vision``, all that makes features of images; ``language``, the rest; or a pattern. A pattern is some
+consecutive components of a parameter's name, where ``*`` stands for anything: ``visual.merger``, ``layers.0``,
+``*norm*``.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any
 
@@ -14,8 +22,9 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.core.optimizer import OwnRate
-from preshard.trainer.models.interface import base_names, decoder_layers, unwrap
-from preshard.trainer.models.named import LANGUAGE, encoder_trains, named_parameters, names_of
+from preshard.trainer.models.interface import base_names, decoder_layers, encoder_trains, language_parameters, unwrap
+
+VISION, LANGUAGE = "vision", "language"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,3 +177,48 @@ def count_trains(model: Any) -> Trains:
         head=base.get_output_embeddings().weight.requires_grad,
         encoder=encoder_trains(base),
     )
+
+
+def named_parameters(model: Any) -> Sequence[tuple[str, nn.Parameter]]:
+    """The parameters of a model without what ``peft`` has put around it; one that is tied, under each of its names."""
+    return list(unwrap(model).named_parameters(remove_duplicate=False))
+
+
+def names_of(model: Any, part: str, option: str) -> frozenset[str]:
+    """Names of the parameters in a part of a model.
+
+    Args:
+        model: of ``transformers``, with or without adapters.
+        part: ``vision``, ``language`` or a pattern.
+        option: that names the part, for messages.
+
+    Raises:
+        ConfigError: no parameter matches; the message gives the nearest names.
+    """
+    base = unwrap(model)
+    parameters = named_parameters(model)
+    if part in (VISION, LANGUAGE):
+        own = language_parameters(base)
+        found = {name for name, each in parameters if (id(each) in own) == (part == LANGUAGE)}
+        if not found:
+            raise ConfigError(f"{option} is {part}, and {base.config.model_type} is a model of text: leave it out")
+        return frozenset(found)
+    found = {name for name, _ in parameters if _matches(f".{name}.", part)}
+    if not found:
+        near = get_close_matches(part, _pieces([name for name, _ in parameters]), n=3, cutoff=0.0)
+        raise ConfigError(
+            f"{option} is {part}, which matches no parameter of {base.config.model_type}; take {VISION}, {LANGUAGE}, "
+            f"or a part of a name, such as {', '.join(near)}"
+        )
+    return frozenset(found)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, f"*.{pattern}.*")
+
+
+def _pieces(names: Sequence[str]) -> list[str]:
+    """Every run of components of some names, each number in them as ``*``."""
+    shapes = {tuple("*" if piece.isdigit() else piece for piece in name.split(".")) for name in names}
+    runs = {shape[i:j] for shape in shapes for i in range(len(shape)) for j in range(i + 1, len(shape) + 1)}
+    return sorted(".".join(run) for run in runs if run != ("*",))

@@ -8,21 +8,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.tokens import gather_tokens
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.core.objective import PackLoss, exchanges_of
-from preshard.trainer.core.schedule import deal_packs
+from preshard.trainer.core.objective import PackLoss, deal_packs, evaluating, exchanges_of
 from preshard.trainer.core.setup import Job, open_dataset
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.device import to_device
 from preshard.trainer.models import PackedModel
-from preshard.trainer.models.noise import evaluating, train_without_noise
 
 BETA = 0.1
 """The default of ``--beta``, as of TRL's."""
@@ -161,3 +159,15 @@ def objectives(job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[], bool
     train_without_noise(model)
     first, second = (Preferences(each, config.beta or BETA, **exchanges) for each in references)
     return first, second
+
+
+def train_without_noise(model: nn.Module) -> None:
+    """Sets a model to train without noise.
+
+    Whatever draws looks at its module's ``training``. Blocks that are computed again in the backward pass stay in
+    training, without which ``transformers`` would keep what is inside of them: ``save_memory(..., noise=False)`` has
+    them compute without.
+    """
+    model.eval()
+    for module in model.modules():
+        module.training = bool(getattr(module, "gradient_checkpointing", False))

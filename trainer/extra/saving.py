@@ -79,7 +79,7 @@ def save_memory(
             Long Sequence Training). Each part is computed again in the backward pass.
         device_type: where the model will compute.
         noise: whether recomputed blocks draw dropout and the like;
-            :func:`~preshard.trainer.models.noise.train_without_noise` turns it off elsewhere.
+            :func:`~preshard.trainer.extra.preferences.train_without_noise` turns it off elsewhere.
 
     Raises:
         ConfigError: a name is unknown, the settings do not fit each other, or the model has no MLP of a known name.

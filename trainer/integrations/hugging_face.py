@@ -28,13 +28,11 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import loading, prepare
 from preshard.trainer.device import to_device
+from preshard.trainer.extras import load_extra
 from preshard.trainer.integrations.arguments import check_arguments, check_given, check_kind
-from preshard.trainer.models.adapters import check_adapters
-from preshard.trainer.models.further import further_layers
-from preshard.trainer.models.interface import unwrap
+from preshard.trainer.models.interface import feature_parameters, unwrap
 from preshard.trainer.models.loss import LOGITS_BYTES
-from preshard.trainer.models.named import feature_parameters
-from preshard.trainer.models.packed import PackedModel
+from preshard.trainer.models.packed import PackedModel, check_adapters
 
 POSITIONAL = ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class")
 """Arguments that trainers take in this order; nobody gives later ones without their names."""
@@ -290,7 +288,7 @@ class OnPacks:
         base, further = unwrap(self.model), dict[str, Tensor]()
         source = Path(base.name_or_path)
         if self.model is base and self.args.should_save and source.is_dir():
-            further, left_out = further_layers(base, source)
+            further, left_out = load_extra("further").further_layers(base, source)
             if left_out:
                 warnings.warn(f"{output_dir or self.args.output_dir} has no {left_out}", stacklevel=2)
         if further:

@@ -24,9 +24,9 @@ from preshard.schemas.model.followed import (
     window_of,
 )
 from preshard.trainer.attention.mask import Groups
+from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import check_version, family_of
 from preshard.trainer.models.interface import register_attention
-from preshard.trainer.models.quantised import check_quantised
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files of a model folder that hold weights."""
@@ -213,7 +213,7 @@ def check_weights(folder: str | Path) -> None:
             f"--model {folder} holds no weights ({' or '.join(WEIGHTS)}); give a folder with weights, or --from-scratch"
         )
     try:
-        check_quantised(folder)
+        load_extra("quantised").check_quantised(folder)
     except ConfigError:
         raise
     except Exception as error:  # of a pickle that is damaged, any

@@ -35,7 +35,7 @@ from preshard.trainer.attention.states import (
     to_heads,
     to_tokens,
 )
-from preshard.trainer.models.compiled import Sealed
+from preshard.trainer.models.interface import Sealed
 
 Projected = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, k, v, z, b and a of each token, with one dim for heads and widths in q, k and v."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention import Attend
 from preshard.trainer.device import to_device
+from preshard.trainer.families.family import family_of
 
 PACKED = "preshard_packed"
 """Name under which models ask for this attention."""
@@ -238,3 +239,41 @@ def block_paths(model: nn.Module, *, within: nn.Module | None = None) -> tuple[s
         if type(module).__name__ in names and not any(path.startswith(f"{outer}.") for outer in found):
             found.append(path)
     return tuple(found)
+
+
+Content = TypeVar("Content")
+
+
+class Sealed(Generic[Content]):
+    """A plan on its way through compiled blocks, called like what it holds.
+
+    Of a partial or a frozen dataclass torch 2.11 makes every tensor an input of the graphs, which then hold for one
+    pack's sizes alone. Of an object of another class they know nothing but the class.
+    """
+
+    def __init__(self, content: Content) -> None:
+        self.content = content
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plan: Any = self.content
+        return plan(*args, **kwargs)
+
+
+def language_parameters(base: Any) -> set[int]:
+    """Identities of the parameters of a model's language part; all others make features of images."""
+    base = unwrap(base)
+    language = base.base_model if family_of(base.config) is None else base.base_model.language_model
+    return {id(each) for each in (*language.parameters(), *base.get_output_embeddings().parameters())}
+
+
+def feature_parameters(base: Any) -> list[nn.Parameter]:
+    """The parameters that make features of images and train; none of a model of text."""
+    if family_of(base.config) is None:
+        return []
+    own = language_parameters(base)
+    return [each for each in unwrap(base).parameters() if id(each) not in own and each.requires_grad]
+
+
+def encoder_trains(base: Any) -> bool:
+    """Whether a parameter that makes features trains."""
+    return bool(feature_parameters(base))

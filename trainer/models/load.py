@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import family_of
 from preshard.trainer.models.folder import check_weights, one_line, read_model_config
 from preshard.trainer.models.interface import ENCODER, PACKED, register_attention
-from preshard.trainer.models.quantised import without_quantisation
 from preshard.trainer.models.stateful import load_states
 from preshard.trainer.models.weights import Fill, draw_adapters, draw_weights, read_weights
 
@@ -149,7 +149,7 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
     auto = transformers.AutoModelForCausalLM if family is None else transformers.AutoModelForImageTextToText
     try:
         with torch.device("meta"):
-            own = without_quantisation(copy.deepcopy(config))
+            own = load_extra("quantised").without_quantisation(copy.deepcopy(config))
             made = dtype if dtype == torch.float64 else torch.float32
             model = auto.from_config(own, dtype=made, attn_implementation=_attention(config))
     except Exception as error:  # sizes that do not fit each other end in any error

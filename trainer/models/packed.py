@@ -20,14 +20,16 @@ from preshard.trainer.attention.listed import ListedKernel, TileLister
 from preshard.trainer.attention.mask import Groups, count_layers
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import compute_device, to_device
+from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
-from preshard.trainer.models.adapters import LENDS, check_adapters, check_order
-from preshard.trainer.models.compiled import Sealed
 from preshard.trainer.models.features import FeatureExchange, bind_features
 from preshard.trainer.models.folder import check_packed_for, model_sizes
-from preshard.trainer.models.interface import PACKED, block_paths, unwrap, without_autocast
+from preshard.trainer.models.interface import PACKED, Sealed, block_paths, unwrap, without_autocast
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum, token_losses
 from preshard.trainer.models.stateful import bind_states
+
+LENDS = "lends_weight"
+"""Attribute of the class of an output projection that gives its weight to the loss."""
 
 
 class PackedModel(nn.Module):
@@ -142,7 +144,8 @@ class PackedModel(nn.Module):
         check_packed_for(self.config, batch.model, has_images=len(batch.pool_positions) > 0)
         check_adapters(self.inner)  # peft may have come since
         head = unwrap(self.inner).get_output_embeddings()
-        check_order(head)
+        if not hasattr(type(head), LENDS):
+            load_extra("adapters").check_order(head)
         if not per_token and any(batch.preferences):
             raise ConfigError(
                 f"pack {batch.pack_id} holds preferences, and rejected answers would be learnt like chosen ones: train "
@@ -273,3 +276,16 @@ def _end_paths(base: Any, within: nn.Module) -> tuple[str, ...]:
     if ends[0].weight is ends[1].weight:
         return ()
     return tuple(path for path, module in within.named_modules() if module in ends)
+
+
+def check_adapters(model: Any) -> None:
+    """Refuses adapters of ``peft``, if a model has any, that do not train on packs as on the documents alone.
+
+    Raises:
+        ConfigError: a kind of adapter is not followed, or one is of the output projection.
+    """
+    base = unwrap(model)
+    if any(hasattr(each, "peft_config") for each in (model, base)) or hasattr(
+        base.get_output_embeddings(), "base_layer"
+    ):
+        load_extra("adapters").check_peft(model)

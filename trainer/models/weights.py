@@ -22,10 +22,10 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
 from preshard.schemas.model.families import Version
+from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models.folder import one_line
 from preshard.trainer.models.interface import base_names, block_paths
-from preshard.trainer.models.quantised import quantisation_of
 
 OWN_ROWS: Version = (5, 15)
 """``from_pretrained`` reads of a sharded parameter this rank's rows alone. Before, each rank reads whole tensors."""
@@ -49,7 +49,7 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
         names[name]: each for name, each in model.named_parameters() if name in names and isinstance(each, DTensor)
     }
     paths: dict[nn.Module, str] = {}
-    quantised = _as_plain_numbers(folder)
+    quantised: dict[str, Any] = load_extra("quantised").as_plain_numbers(folder)
 
     def pass_on(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
         if module not in paths or parameter is None or parameter.is_meta:
@@ -88,18 +88,6 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
         first, *more = sorted(missing)
         others = f" and {several(len(more), 'more parameter')}" if more else ""
         raise ConfigError(f"--model {folder} has no weights for {first}{others}; give a complete folder")
-
-
-def _as_plain_numbers(folder: str | Path) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` that make plain numbers of quantised weights, also where a GPU could take them
-    as they are; empty where they are not quantised.
-    """
-    form = quantisation_of(folder)
-    if form is None:
-        return {}
-    from transformers.quantizers.auto import AutoQuantizationConfig
-
-    return {"quantization_config": AutoQuantizationConfig.from_dict({**form, "dequantize": True})}
 
 
 def _shard_alike(model: Any, sharded: Mapping[str, DTensor], tied: Mapping[str, str]) -> None:

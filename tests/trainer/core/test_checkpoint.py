@@ -23,13 +23,12 @@ from preshard.trainer.core.checkpoint import (
     RunState,
     SaveError,
     find_checkpoint,
-    find_damaged,
-    find_unshared,
     load_checkpoint,
     read_run_state,
 )
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.sharding import shard_model
+from preshard.trainer.extra.checkpoint_check import find_damaged, find_unshared
 
 
 def steps_after_a_save(mesh: Mesh, folder: str, learned: bool) -> tuple[set[float], set[float]]:

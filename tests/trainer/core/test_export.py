@@ -14,10 +14,11 @@ from torch import Tensor
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.core.export import export_checkpoint, export_model, main
+from preshard.trainer.core.export import export_model
 from preshard.trainer.core.mesh import ContextParallel, Mesh
 from preshard.trainer.core.sharding import shard_model
 from preshard.trainer.data import PackedDataset
+from preshard.trainer.export import export_checkpoint, main
 from preshard.trainer.integrations.hugging_face import OnPacks, take_packs
 from preshard.trainer.models import PackedModel, load_model
 

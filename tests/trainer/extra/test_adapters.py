@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.config import make_config
-from preshard.trainer.core.export import export_checkpoint
 from preshard.trainer.core.metrics import StepFigures
 from preshard.trainer.core.setup import prepare
-from preshard.trainer.core.work import StepWork
 from preshard.trainer.data import PackedDataset
+from preshard.trainer.export import export_checkpoint
 from preshard.trainer.extra.parts import Lora, Parts
+from preshard.trainer.extra.work import StepWork
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import empty_model
 

@@ -34,12 +34,11 @@ from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.optimizer import make_optimizer
 from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals
-from preshard.trainer.core.work import StepWork
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.extra.parts import count_trains
+from preshard.trainer.extra.work import StepWork
 from preshard.trainer.models import load_model
-from preshard.trainer.models.interface import unwrap
-from preshard.trainer.models.named import feature_parameters
+from preshard.trainer.models.interface import feature_parameters, unwrap
 
 LENGTHS, VOCABULARY = (12, 28, 8), 96
 

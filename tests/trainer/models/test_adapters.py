@@ -11,7 +11,7 @@ from scripts import load_script
 from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.models.adapters import FOLLOWED, check_adapters
+from preshard.trainer.extra.adapters import FOLLOWED, check_peft
 
 CLOSE = 1e-6
 """Tolerance in float64; the model's own loss is in float32."""
@@ -81,4 +81,4 @@ def test_options_that_make_another_adapter_are_refused(option: str, value: Any) 
         peft_config = {"default": config}  # noqa: RUF012
 
     with pytest.raises(ConfigError, match=f"peft_type LORA with {option}, which"):
-        check_adapters(Model())
+        check_peft(Model())

@@ -22,9 +22,9 @@ from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.setup import prepare
 from preshard.trainer.core.sharding import shard_model
 from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.extra.compiled import compile_blocks
 from preshard.trainer.extra.saving import save_memory
 from preshard.trainer.models import PackedModel, load_model
-from preshard.trainer.models.compiled import compile_blocks
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 
@@ -155,7 +155,7 @@ def test_the_option_compiles_the_model_that_trains(
     many_packs: Path, alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when ``--compile`` does not reach the blocks, or ``--no-compile`` is taken for a default."""
-    monkeypatch.setattr(train, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
+    monkeypatch.setattr("preshard.trainer.extra.compiled.compile_blocks", partial(compile_blocks, backend="aot_eager"))
     mesh = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=1, cp_fsdp="all")
     given = ["--data", many_packs / "dataset", "--model", many_packs / "model", "--steps", 1]
     found = {}

@@ -23,9 +23,9 @@ from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex
 from preshard.trainer.attention.listed import NO_GROUP, TileLister
 from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals
-from preshard.trainer.core.work import StepWork
 from preshard.trainer.data import PackedDataset, RankBatch
 from preshard.trainer.data.loader import make_loader, prepare
+from preshard.trainer.extra.work import StepWork
 from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.features import bind_features
 from preshard.trainer.models.load import load_sharded

@@ -13,7 +13,7 @@ import torch
 from lessons import TEXT_SETTINGS, VOCABULARY
 from packed_ranks import train_job
 
-from preshard.trainer.models.noise import seed_noise
+from preshard.trainer.core.step import seed_noise
 
 OPT = {
     **{"model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 32, "word_embed_proj_dim": 32},

@@ -25,7 +25,6 @@ from preshard.trainer.core.objective import NextToken, exchanges_of
 from preshard.trainer.core.optimizer import make_optimizer
 from preshard.trainer.core.setup import Job, make_mesh, prepare
 from preshard.trainer.core.step import apply_gradients, join_totals
-from preshard.trainer.core.work import StepWork
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.order import epoch_order
 from preshard.trainer.data.pack_index import PackTable
@@ -33,6 +32,7 @@ from preshard.trainer.extra.dry_run.device import fake_cuda, patched
 from preshard.trainer.extra.dry_run.fused import fuse_blocks
 from preshard.trainer.extra.dry_run.ledger import PARTS, Ledger
 from preshard.trainer.extra.memory_check import FitEstimate
+from preshard.trainer.extra.work import StepWork
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.train import add_gradients, build_model, read_batches
 
@@ -140,7 +140,7 @@ def _steps(job: Job, ledger: Ledger, world: int, device: torch.device, memory: i
     objective = NextToken(**exchanges_of(config))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     work = StepWork.of(unwrap(model.inner))
-    batches = list(islice(read_batches(job, mesh, device, work), config.accumulate))
+    batches = list(islice(read_batches(job, model, mesh, device), config.accumulate))
     model.register_forward_pre_hook(lambda *_: setattr(ledger, "phase", "forward"))
     model.register_forward_hook(lambda *_: setattr(ledger, "phase", "backward"))
     for _ in range(STEPS):

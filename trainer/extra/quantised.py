@@ -61,6 +61,18 @@ def quantisation_of(folder: str | Path) -> dict[str, Any] | None:
     return dict(found)
 
 
+def as_plain_numbers(folder: str | Path) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that make plain numbers of quantised weights, also where a GPU could take them
+    as they are; empty where they are not quantised.
+    """
+    form = quantisation_of(folder)
+    if form is None:
+        return {}
+    from transformers.quantizers.auto import AutoQuantizationConfig
+
+    return {"quantization_config": AutoQuantizationConfig.from_dict({**form, "dequantize": True})}
+
+
 def without_quantisation(config: Any) -> Any:
     """Takes what is said of quantised weights out of a configuration of ``transformers``, in place: once read, they are
     plain numbers, and so they are exported.

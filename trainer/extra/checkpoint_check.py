@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from uuid import uuid4
 
 import google_crc32c
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
+
+from preshard.trainer.core.checkpoint import step_of, whole_checkpoints
+from preshard.trainer.core.processes import first_problem
 
 CHECKSUMS = "checksums.json"
 """File of a checkpoint that has the size and the CRC-32C of each of the others, by their names."""
@@ -145,3 +150,57 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+T = TypeVar("T")
+
+
+def find_damaged(folder: Path) -> dict[str, str]:
+    """Checkpoints that are newer than the newest sound one, each with what is wrong with it.
+
+    All ranks of a job call this, and each reads its share of the files. A process alone reads all of them.
+    """
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    names = sorted(
+        (path.name for path in whole_checkpoints(folder)), key=lambda name: step_of(Path(name)), reverse=True
+    )
+    if len({tuple(each) for each in _of_ranks(names)}) > 1:
+        return {}  # they see different folders, which is said elsewhere
+    damaged: dict[str, str] = {}
+    for name in names:
+        faults = [fault for fault in _of_ranks(first_fault(folder / name, rank, ranks)) if fault is not None]
+        if not faults:
+            break
+        damaged[name] = faults[0]
+    return damaged
+
+
+def find_unshared(folder: Path) -> str | None:
+    """Reason why ranks cannot write checkpoints into a folder together, in a line, or None. All ranks call this."""
+    names = [f"unfinished-{uuid4().hex}"]
+    dist.broadcast_object_list(names)
+    probe, problem = folder / names[0], None
+    try:
+        probe.mkdir(parents=True, exist_ok=True)
+        (probe / str(dist.get_rank())).touch()
+    except OSError as error:
+        problem = f"--checkpoint is {folder}, which cannot be written ({error.strerror or error})"
+    if (problem := first_problem(problem)) is None:
+        missing = [rank for rank in range(dist.get_world_size()) if not (probe / str(rank)).exists()]
+        if missing:
+            problem = (
+                f"--checkpoint is {folder}, where rank {dist.get_rank()} does not find what rank {missing[0]} has "
+                "written; all ranks must see the same files: give a path of a filesystem that they share"
+            )
+        problem = first_problem(problem)
+    shutil.rmtree(probe, ignore_errors=True)
+    return problem
+
+
+def _of_ranks(mine: T) -> list[T]:
+    """Values of all ranks; alone, that of this process."""
+    if not dist.is_initialized():
+        return [mine]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every

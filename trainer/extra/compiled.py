@@ -11,30 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from preshard.trainer.models.interface import decoder_layers
-
-Content = TypeVar("Content")
-
-
-class Sealed(Generic[Content]):
-    """A plan on its way through compiled blocks, called like what it holds.
-
-    Of a partial or a frozen dataclass torch 2.11 makes every tensor an input of the graphs, which then hold for one
-    pack's sizes alone. Of an object of another class they know nothing but the class.
-    """
-
-    def __init__(self, content: Content) -> None:
-        self.content = content
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plan: Any = self.content
-        return plan(*args, **kwargs)
-
 
 MOST_GRAPHS = 32
 """Graphs of one piece of code. Kinds of layers, dtypes and whether gradients are wanted make new ones; packs do not."""
