@@ -15,7 +15,7 @@ import pytest
 import preshard
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, PreshardError, ReaderError, TooManyRejectsError
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 
 SMALL = {"seq_len": 1024, "cp_sizes": [1], "ring_degrees": [1, 2], "block_size": 64}
 

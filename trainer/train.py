@@ -33,9 +33,9 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
 from preshard.trainer.extras import load_extra
-from preshard.trainer.models import PackedModel
 from preshard.trainer.models.interface import feature_parameters, unwrap
 from preshard.trainer.models.load import Weights, load_sharded
+from preshard.trainer.models.packed import PackedModel
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -24,8 +24,9 @@ from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
 
 from preshard.schemas.layout import TokenLayout  # noqa: E402
 from preshard.schemas.sequence import MaskArrays  # noqa: E402
-from preshard.trainer.attention import MaskTensors, bind  # noqa: E402
+from preshard.trainer.attention.bind import bind  # noqa: E402
 from preshard.trainer.attention.context_parallel import ContextParallel  # noqa: E402
+from preshard.trainer.attention.mask import MaskTensors  # noqa: E402
 from preshard.trainer.models.interface import PACKED, register_attention  # noqa: E402
 
 TOKENS, NUMBER_BYTES = 1024, 2

@@ -22,8 +22,9 @@ from advice_packs import MadePack  # noqa: E402
 from preshard.packer_service.layout.solve import solve_layouts  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.layout import TILE, rank_positions  # noqa: E402
-from preshard.trainer.attention import MaskTensors, bind  # noqa: E402
-from preshard.trainer.attention.kernels.whole import Whole  # noqa: E402
+from preshard.trainer.attention.bind import bind  # noqa: E402
+from preshard.trainer.attention.kernels import Whole  # noqa: E402
+from preshard.trainer.attention.mask import MaskTensors  # noqa: E402
 from preshard.trainer.core.mesh import build_mesh  # noqa: E402
 from preshard.trainer.models.loss import loss_sum  # noqa: E402
 

@@ -32,9 +32,10 @@ from preshard.packer_service.layout.solve import solve_layouts
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, rank_positions, slice_positions
 from preshard.schemas.sequence import MaskArrays, dense_mask
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import plan_exchange
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.core.mesh import build_mesh
 
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 64

@@ -48,8 +48,9 @@ def measure(name: str, sizes: dict[str, int]) -> dict[str, float]:
     torch.set_num_threads(1)
     from preshard.schemas.layout import TokenLayout
     from preshard.schemas.sequence import MaskArrays
-    from preshard.trainer.attention import MaskTensors, bind
+    from preshard.trainer.attention.bind import bind
     from preshard.trainer.attention.context_parallel import ContextParallel
+    from preshard.trainer.attention.mask import MaskTensors
     from preshard.trainer.extra.saving import save_memory
     from preshard.trainer.models.interface import PACKED, register_attention
     from preshard.trainer.models.loss import loss_sum

@@ -264,7 +264,7 @@ def test_pictures_of_different_sizes_are_read(
 
     from PIL import Image
 
-    from preshard.trainer.data import PackedDataset
+    from preshard.trainer.data.dataset import PackedDataset
 
     data = editable_of(shutil.copytree(for_a_model.path, tmp_path / "dataset"))
     noise = np.random.default_rng(0)

@@ -24,8 +24,9 @@ from preshard.data import PackedDataset
 from preshard.models import PackedModel, compile_blocks, load_model
 from preshard.schemas.layout import SCHEMES, TokenLayout, define_runs, rank_positions
 from preshard.schemas.sequence import MaskArrays, needed_blocks
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.kernels import flex
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.models.interface import encoder_attention
 
 KINDS: dict[str, tuple[str, int, int, dict[str, Any]]] = {

@@ -24,10 +24,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from preshard.schemas.layout import TokenLayout, layout_name
 from preshard.schemas.sequence import MaskArrays
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import plan_gather
 from preshard.trainer.attention.kernels.flex import Flex
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.ring import plan_ring
 from preshard.trainer.attention.tiles import count_occupied, list_tiles
 

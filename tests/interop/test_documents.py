@@ -18,7 +18,7 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 
 VOCABULARY = 1500
 """Enough of Qwen's vocabulary for words to be several tokens, and few enough to be written at once."""

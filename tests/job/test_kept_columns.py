@@ -16,7 +16,7 @@ from stored import documents
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 
 SETTINGS = ["seq_len=128", "block_size=16", "cp_sizes=[1]", "ring_degrees=[1]", "max_images=null"]
 KEEP = "keep_columns={quality: float, licence: string, views: int, ok: bool}"

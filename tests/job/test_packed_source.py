@@ -25,7 +25,7 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, ReaderError
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from tests.support.hostile_datasets import read_manifest, seal
 
 OTHER = ["cp_sizes=[1,4]", "ring_degrees=[1,2]", "layouts=[contiguous,balanced_ring]", "order.seed=7", "max_images=40"]

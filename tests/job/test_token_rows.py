@@ -17,7 +17,7 @@ from stored import Arrays
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 
 SETTINGS = ["seq_len=128", "block_size=16", "cp_sizes=[1,2]", "ring_degrees=[1,2]", "max_images=null"]
 COLUMNS = ["token_columns={logprobs: float32, teacher: float32 x 2 or 0, seen: bool or 0, turn: int32 or 0}"]

@@ -24,10 +24,11 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.model.families import FAMILIES
-from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.families.family import has_transformers
 from preshard.trainer.families.pictures import InputUnit
-from preshard.trainer.models import load_model
+from preshard.trainer.models.load import load_model
 
 # This build of torchvision has operators for CUDA alone; what models use of it is plain torch.
 sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))

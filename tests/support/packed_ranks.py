@@ -21,11 +21,12 @@ from preshard.trainer.core.mesh import CpFsdp, Mesh, build_mesh
 from preshard.trainer.core.metrics import StepFigures
 from preshard.trainer.core.setup import prepare
 from preshard.trainer.core.sharding import end_backward_at_decoder, shard_model
-from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extra.parts import Parts
 from preshard.trainer.extra.saving import save_memory
-from preshard.trainer.models import PackedModel, load_model
-from preshard.trainer.models.load import Weights, load_sharded
+from preshard.trainer.models.load import Weights, load_model, load_sharded
+from preshard.trainer.models.packed import PackedModel
 from preshard.trainer.train import run
 
 NO_PARTS = Parts()

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preshard.trainer.data import RankBatch
+from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.families.family import ModelFamily
-from preshard.trainer.models import PackedModel
+from preshard.trainer.models.packed import PackedModel
 
 Made = tuple[RankBatch, ModelFamily]
 Fault = Callable[[RankBatch, ModelFamily], Made | None]

@@ -20,7 +20,7 @@ def packages():
 import {LIBRARIES}
 from pydantic import BaseModel, Field  # a model makes pydantic load what it loads lazily
 before = packages()
-import preshard.trainer.data, preshard.trainer.attention
+import preshard.trainer.data.loader, preshard.trainer.attention.bind, preshard.trainer.attention.listed
 print(*packages() - before)
 """
 

@@ -1,17 +1,19 @@
-"""Binding of a kind of attention, by its name, to a function of q, k and v that serves all layers of one batch."""
+"""Kinds of attention, by name: each plans a batch, and returns a function of q, k and v for all of its layers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
+
+from jaxtyping import Float
+from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.attention.kernels import Kernel
-from preshard.trainer.attention.kind import Attend, Binder, Exchange, Options
+from preshard.trainer.attention.kernels import Kernel, kernel_for
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.attention.pieces import PIECES, list_pieces, repeated_kv_heads
 
 Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
 """Names that ``--attention`` takes."""
@@ -19,6 +21,9 @@ Kind = Literal["reference", "ulysses", "ring", "gather", "hybrid"]
 KINDS: tuple[Kind, ...] = ("ulysses", "ring", "gather")
 """Kinds of attention. ``hybrid`` is what ``ring`` does on a mesh of both axes, and ``reference`` what the others are
 compared with, on one rank; both names are taken as well."""
+
+Exchange = Literal["all", "needed"]
+"""Keys that the kind ``gather`` moves."""
 
 BINDERS: dict[str, str] = {
     "gather": "gather",
@@ -30,6 +35,48 @@ BINDERS: dict[str, str] = {
 """The module of this folder that has a kind's ``bind_attention``; it is imported when the kind is asked for."""
 
 assert BINDERS.keys() == set(get_args(Kind))
+
+
+class Attend(Protocol):
+    """``attend(q, k, v)``: attention of this rank's queries over the whole pack, under its mask."""
+
+    def __call__(
+        self,
+        q: Float[Tensor, "heads local head_dim"],
+        k: Float[Tensor, "kv_heads local head_dim"],
+        v: Float[Tensor, "kv_heads local head_dim"],
+        /,
+        *,
+        sinks: Float[Tensor, "heads"] | None = None,
+    ) -> Float[Tensor, "heads local head_dim"]:
+        """Attention of one layer.
+
+        Args:
+            sinks: a logit of each query head that joins the softmax of its rows, and stands for no value. All heads on
+                every rank; the gradient of a rank is that of its own rows and heads, to be added over ranks.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of ``bind``, of which each kind takes its own."""
+
+    exchange: Exchange
+    overlap: bool
+    head_stride: int
+    softcap: float | None
+    kernel: Kernel | None
+
+    def kernel_for(self, mask: MaskTensors) -> Kernel:
+        """The kernel that was given, or the one for the mask's device."""
+        return self.kernel or kernel_for(mask.device.type, self.softcap)
+
+
+class Binder(Protocol):
+    """The function ``bind_attention`` of a module that ``BINDERS`` names."""
+
+    def __call__(self, layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, options: Options) -> Attend: ...
 
 
 def bind(
@@ -133,19 +180,7 @@ def check_heads(
             f"attention {kind} deals num_heads {num_heads} over {axes} = {degree} ranks, which does not divide: "
             f"take a degree of {fits}, heads in a multiple of {degree}{other}"
         )
-    if overlap and kind == "ulysses" and degree > 1:
-        list_pieces(num_heads, num_kv_heads, degree)
-    own = repeated_kv_heads(num_kv_heads, degree) // degree
-    if overlap and kind == "gather" and ring_degree == 1 < degree:
-        raise ConfigError("--overlap with attention gather needs keys to gather, and ring is 1: use attention ulysses")
-    if overlap and kind == "gather" and ring_degree > 1 and own < max(PIECES, head_stride + 1):
-        raise ConfigError(
-            f"--overlap gathers some key heads while others are attended to; {num_kv_heads} key heads over "
-            f"ulysses_degree {degree} are {own} on each rank, and --head-stride is {head_stride}: lower "
-            "ulysses_degree or --head-stride, or omit --overlap"
-        )
-    if head_stride > own:
-        raise ConfigError(
-            f"--head-stride is {head_stride}; {num_kv_heads} key heads over ulysses_degree {degree} are {own} on each "
-            f"rank: take at most {own}, or omit the option"
-        )
+    if overlap or head_stride:
+        check_turns = import_module(f"{__package__}.{BINDERS[kind]}").check_turns
+        degrees = {"ulysses_degree": ulysses_degree, "ring_degree": ring_degree}
+        check_turns(num_heads, num_kv_heads, **degrees, overlap=overlap, head_stride=head_stride)

@@ -22,17 +22,17 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from preshard.schemas.errors import LayoutError
+from preshard.schemas.errors import ConfigError, LayoutError
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.sequence import needed_blocks
+from preshard.trainer.attention.bind import Attend, Exchange, Options
 from preshard.trainer.attention.context_parallel import ContextParallel, all_gather_single
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype, identity
-from preshard.trainer.attention.kind import Attend, Exchange, Options
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.attention.pieces import PIECES
+from preshard.trainer.attention.pieces import PIECES, repeated_kv_heads
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
 from preshard.trainer.device import to_device
 
@@ -388,3 +388,33 @@ def bind_attention(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, 
     """The kind ``gather``."""
     how: Any = {"exchange": options.exchange, "head_stride": options.head_stride, "overlap": options.overlap}
     return partial(gather_attention, plan=plan_gather(layout, mask, cp, kernel=options.kernel_for(mask), **how))
+
+
+def check_turns(
+    num_heads: int,  # noqa: ARG001 (key heads are gathered)
+    num_kv_heads: int,
+    *,
+    ulysses_degree: int,
+    ring_degree: int,
+    overlap: bool,
+    head_stride: int,
+) -> None:
+    """Checks that a rank has key heads enough to gather some at a time, and some while others are attended to.
+
+    Raises:
+        ConfigError: it has not, or there are no keys to gather; says what would work.
+    """
+    own = repeated_kv_heads(num_kv_heads, ulysses_degree) // ulysses_degree
+    if overlap and ring_degree == 1 < ulysses_degree:
+        raise ConfigError("--overlap with attention gather needs keys to gather, and ring is 1: use attention ulysses")
+    if overlap and ring_degree > 1 and own < max(PIECES, head_stride + 1):
+        raise ConfigError(
+            f"--overlap gathers some key heads while others are attended to; {num_kv_heads} key heads over "
+            f"ulysses_degree {ulysses_degree} are {own} on each rank, and --head-stride is {head_stride}: lower "
+            "ulysses_degree or --head-stride, or omit --overlap"
+        )
+    if head_stride > own:
+        raise ConfigError(
+            f"--head-stride is {head_stride}; {num_kv_heads} key heads over ulysses_degree {ulysses_degree} are {own} "
+            f"on each rank: take at most {own}, or omit the option"
+        )

@@ -13,10 +13,9 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from preshard.trainer.attention.bind import bind
+from preshard.trainer.attention.bind import Exchange, bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.kernels import Kernel, Prepared
-from preshard.trainer.attention.kind import Exchange
 from preshard.trainer.attention.mask import Groups, MaskTensors, PackPart, count_layers
 from preshard.trainer.attention.tiles import TileList, Tiles, count_occupied, list_for
 
@@ -29,7 +28,7 @@ class TileLister:
     """``lister(batch)``: the tiles of a batch under one kind of attention. It can be pickled.
 
     Attributes:
-        kind: one of ``preshard.trainer.attention.KINDS``.
+        kind: one of ``preshard.attention.KINDS``.
         exchange: of the kind ``gather``.
         cp: this rank's place, without process groups.
         device_type: where the attention will be computed.
@@ -63,7 +62,7 @@ class TileLister:
         """Lists the tiles of a batch that is on the CPU.
 
         Raises:
-            PreshardError: as ``preshard.trainer.attention.bind``.
+            PreshardError: as ``preshard.attention.bind``.
         """
         mask, kernel = MaskTensors.of(batch), _ListingKernel(self.device_type)
         cp = replace(self.cp, ring_group=NO_GROUP if self.cp.ring_degree > 1 else None)

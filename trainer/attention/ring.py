@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.bind import Attend, Options
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import list_needs
 from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
-from preshard.trainer.attention.kind import Attend, Options
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import add_sinks, own_sinks, sinks_gradient
 

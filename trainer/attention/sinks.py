@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preshard.trainer.attention.kernels import Kernel, Prepared
-from preshard.trainer.attention.kernels.whole import Whole, accumulation_dtype
+from preshard.trainer.attention.kernels import Kernel, Prepared, Whole
+from preshard.trainer.attention.kernels.whole import accumulation_dtype
 
 
 def add_sinks(

@@ -22,12 +22,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.trainer.attention.bind import Attend, Options
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import GatherPlan, NoExchange, gather_attention
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
-from preshard.trainer.attention.kind import Attend, Options
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.pieces import Piece, list_pieces, repeated_kv_heads
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
@@ -38,6 +38,24 @@ def bind_attention(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, 
     plan = plan_ulysses(layout, mask, cp, kernel=options.kernel_for(mask))
     overlaps = options.overlap and cp.cp_group is not None
     return partial(overlapped_attention if overlaps else gather_attention, plan=plan)
+
+
+def check_turns(
+    num_heads: int,
+    num_kv_heads: int,
+    *,
+    ulysses_degree: int,
+    ring_degree: int,
+    overlap: bool,
+    head_stride: int,  # noqa: ARG001 (of gather)
+) -> None:
+    """Checks that a rank has heads enough to exchange some of them while others are computed.
+
+    Raises:
+        ConfigError: it has a single one.
+    """
+    if overlap and (degree := ulysses_degree * ring_degree) > 1:
+        list_pieces(num_heads, num_kv_heads, degree)
 
 
 def plan_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *, kernel: Kernel) -> GatherPlan:

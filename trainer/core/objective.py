@@ -18,7 +18,7 @@ from preshard.trainer.core.setup import Job
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extras import load_extra
-from preshard.trainer.models import PackedModel
+from preshard.trainer.models.packed import PackedModel
 
 
 class PackLoss(NamedTuple):

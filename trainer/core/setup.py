@@ -12,7 +12,7 @@ import torch
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
-from preshard.trainer.attention import check_heads
+from preshard.trainer.attention.bind import check_heads
 from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.core.checkpoint import RunState, find_checkpoint, read_run_state
 from preshard.trainer.core.config import DTYPES, TrainConfig

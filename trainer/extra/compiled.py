@@ -29,7 +29,7 @@ def compile_blocks(model: Any, *, backend: str = "inductor") -> None:
     inherits from the block's, so that parameters keep their names.
 
     Args:
-        model: from ``preshard.trainer.models.load_model``.
+        model: from ``preshard.models.load_model``.
         backend: of ``torch.compile``.
     """
     blocks: list[nn.Module] = list(decoder_layers(model))

@@ -20,7 +20,7 @@ from preshard.trainer.core.setup import Job, open_dataset
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.device import to_device
-from preshard.trainer.models import PackedModel
+from preshard.trainer.models.packed import PackedModel
 
 BETA = 0.1
 """The default of ``--beta``, as of TRL's."""

@@ -70,7 +70,7 @@ def save_memory(
     """Sets a model up, in place. Call it before the model is sharded.
 
     Args:
-        model: from ``preshard.trainer.models.load_model``.
+        model: from ``preshard.models.load_model``.
         recompute: ``full`` computes each block again in the backward pass, ``selective`` all of it but attention, whose
             outputs are kept.
         offload: where the blocks' inputs wait for the backward pass: ``host`` is page-locked memory of the machine,

@@ -77,9 +77,9 @@ def take_packs(
     weights where it is left out: the ranks' losses add up to the mean. ``del model.forward`` undoes it.
 
     Args:
-        model: from :func:`preshard.trainer.models.load_model`, or such a model with adapters of ``peft``.
+        model: from :func:`preshard.models.load_model`, or such a model with adapters of ``peft``.
         cp: this rank's place among the ranks of the pack.
-        attention: one of ``preshard.trainer.attention.KINDS``.
+        attention: one of ``preshard.attention.KINDS``.
         overlap, head_stride: see ``PackedModel``.
         logits_bytes: see ``PackedModel``.
 

@@ -23,10 +23,11 @@ from torchtitan.trainer import Trainer
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.sequence import IGNORE_INDEX
-from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
+from preshard.trainer.attention.bind import Attend, bind, check_heads
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.kernels import kernel_for
 from preshard.trainer.attention.listed import ListedKernel, TileLister
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader

@@ -21,7 +21,7 @@ from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.protocols.module import Module
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.attention import Attend
+from preshard.trainer.attention.bind import Attend
 from preshard.trainer.models.interface import packed_attention
 
 BLOCKS = (Llama3TransformerBlock.Config, Qwen3TransformerBlock.Config)

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.attention import Attend
+from preshard.trainer.attention.bind import Attend
 from preshard.trainer.device import to_device
 from preshard.trainer.families.family import family_of
 

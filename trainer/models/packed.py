@@ -12,12 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.attention import Attend, MaskTensors, bind, check_heads
+from preshard.trainer.attention.bind import Attend, Exchange, bind, check_heads
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.kernels import kernel_for
-from preshard.trainer.attention.kind import Exchange
 from preshard.trainer.attention.listed import ListedKernel, TileLister
-from preshard.trainer.attention.mask import Groups, count_layers
+from preshard.trainer.attention.mask import Groups, MaskTensors, count_layers
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.extras import load_extra
@@ -33,7 +32,7 @@ LENDS = "lends_weight"
 
 
 class PackedModel(nn.Module):
-    """A model from :func:`preshard.trainer.models.load_model`, called with this rank's part of a pack.
+    """A model from :func:`preshard.models.load_model`, called with this rank's part of a pack.
 
     Each rank encodes its own units; features travel to the ranks of their tokens, and attention is that of
     :mod:`preshard.trainer.attention`. Every rank runs the same collectives and gives every parameter a gradient,
@@ -65,7 +64,7 @@ class PackedModel(nn.Module):
         check_adapters(model)
         self.config: Any = base.config
         if self.config.get_text_config()._attn_implementation != PACKED:
-            raise ConfigError(f"the model's attention is not {PACKED}; load it with preshard.trainer.models.load_model")
+            raise ConfigError(f"the model's attention is not {PACKED}; load it with preshard.models.load_model")
         self.family: ModelFamily | None = family_of(self.config)
         self.logits_bytes = logits_bytes
         self._sizes = model_sizes(self.config)
@@ -126,7 +125,7 @@ class PackedModel(nn.Module):
                 without waiting. On a device it is read back first. ``batch.tiles`` are used if they were listed for
                 this attention on these ranks.
             cp: this rank's place among the ranks of the pack.
-            attention: one of ``preshard.trainer.attention.KINDS``.
+            attention: one of ``preshard.attention.KINDS``.
             features: one of ``preshard.trainer.models.features.WAYS``.
             exchange: which keys the attention ``gather`` moves.
             overlap: of the attentions ``ulysses`` and ``gather``: exchange some heads while others are computed.

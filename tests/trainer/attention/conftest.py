@@ -17,8 +17,9 @@ from torch import Tensor
 
 from preshard.schemas.layout import TokenLayout, rank_positions
 from preshard.schemas.sequence import MaskArrays
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.core.mesh import Mesh
 

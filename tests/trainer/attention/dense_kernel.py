@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from preshard.trainer.attention.kernels import Whole
 from preshard.trainer.attention.kernels.flex import backward_from_forward
-from preshard.trainer.attention.kernels.whole import Whole, accumulation_dtype, whole_by_autograd
+from preshard.trainer.attention.kernels.whole import accumulation_dtype, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible_block
 
 

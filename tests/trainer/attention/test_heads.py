@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.attention import KINDS, check_heads
+from preshard.trainer.attention.bind import KINDS, check_heads
 from preshard.trainer.attention.pieces import list_pieces, repeated_kv_heads
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import TokenLayout
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 
 KINDS: list[tuple[str, dict[str, Any]]] = [

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from preshard.schemas.layout import rank_positions
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import _NeededExchange
 from preshard.trainer.attention.kept import BlockResults, once
 from preshard.trainer.attention.kernels.flex import Flex, compiled_attention
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.ring import _Hop
 from preshard.trainer.extra.saving import all_but_attention, save_memory
 from preshard.trainer.models.interface import PACKED, register_attention

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from preshard.schemas import layout
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.sequence import MaskArrays, dense_mask
-from preshard.trainer.attention import MaskTensors
 from preshard.trainer.attention import tiles as tiles_of
 from preshard.trainer.attention.kernels import Kernel, check_kernel, kernel_for
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex, block_mask, compiled_attention
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.attention.ring import merge
 from preshard.trainer.attention.tiles import list_tiles

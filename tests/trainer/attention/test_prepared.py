@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from preshard.trainer.attention import MaskTensors
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex, compiled_attention
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.tiles import list_for, list_tiles
 
 TOKENS = [(0, 0, -1)] * 150 + [(1, 0, -1)] * 100 + [(1, 1, -1)] * 60 + [(-1, 0, -1)] * 20

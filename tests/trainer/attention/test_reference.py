@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 
-from preshard.trainer.attention import MaskTensors
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 
 

@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.sequence import dense_mask
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.attention.kernels import Whole
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
-from preshard.trainer.attention.kernels.whole import Whole
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.core.mesh import Mesh
 
 CALLS: list[tuple[str, dict[str, Any]]] = [

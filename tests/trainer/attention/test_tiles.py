@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from preshard.schemas import layout
 from preshard.schemas.layout import table_bytes, table_tile
 from preshard.schemas.sequence import MaskArrays, dense_mask
-from preshard.trainer.attention import MaskTensors
 from preshard.trainer.attention import tiles as tiles_of
 from preshard.trainer.attention.kernels.flex import block_mask
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.tiles import Tiles, count_occupied, list_for, list_tiles
 
 

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from preshard.schemas.layout import slice_positions
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ALL_GATHER, ContextParallel
 from preshard.trainer.attention.gather import plan_exchange
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.core.mesh import Mesh
 
 

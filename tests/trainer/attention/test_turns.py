@@ -23,12 +23,13 @@ from torch.utils.checkpoint import checkpoint
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import SCHEMES
 from preshard.schemas.sequence import dense_mask
-from preshard.trainer.attention import KINDS, bind, check_heads
+from preshard.trainer.attention.bind import KINDS, bind, check_heads
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import _arrival
 from preshard.trainer.attention.kept import BlockResults
+from preshard.trainer.attention.kernels import Whole
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
-from preshard.trainer.attention.kernels.whole import Whole, whole_by_autograd
+from preshard.trainer.attention.kernels.whole import whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 from preshard.trainer.extra.saving import all_but_attention

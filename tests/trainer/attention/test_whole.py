@@ -13,11 +13,12 @@ from dense_kernel import DenseKernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex, compiled_attention
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.reference import reference_attention
 
 TOKENS = [(0, 0, -1)] * 50 + [(0, 0, 3)] * 40 + [(0, 1, -1)] * 60 + [(-1, 0, -1)] * 20 + [(1, 0, -1)] * 130

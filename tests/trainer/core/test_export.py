@@ -17,10 +17,11 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.export import export_model
 from preshard.trainer.core.mesh import ContextParallel, Mesh
 from preshard.trainer.core.sharding import shard_model
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.export import export_checkpoint, main
 from preshard.trainer.integrations.hugging_face import OnPacks, take_packs
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 
 def test_the_export_has_the_loss_of_the_next_step(gloo_pool: Any, lessons: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.config import make_config
 from preshard.trainer.core.metrics import StepFigures
 from preshard.trainer.core.setup import prepare
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.export import export_checkpoint
 from preshard.trainer.extra.parts import Lora, Parts
 from preshard.trainer.extra.work import StepWork

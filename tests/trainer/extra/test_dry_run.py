@@ -17,14 +17,14 @@ from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.config import make_config
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extra.dry_run import guard
 from preshard.trainer.extra.dry_run.device import fake_cuda
 from preshard.trainer.extra.dry_run.ledger import Ledger
 from preshard.trainer.extra.dry_run.report import describe
 from preshard.trainer.extra.dry_run.run import DryRun, _fullest_rank, dry_run
-from preshard.trainer.models import PackedModel
 from preshard.trainer.models.load import empty_model
+from preshard.trainer.models.packed import PackedModel
 
 pytestmark = [
     pytest.mark.process,  # the packs are made by a job

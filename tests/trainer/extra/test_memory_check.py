@@ -19,7 +19,7 @@ from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.core.setup import prepare
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extra import memory_check
 from preshard.trainer.models.interface import register_attention
 

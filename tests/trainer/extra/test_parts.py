@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extra.compiled import compile_blocks
 from preshard.trainer.extra.parts import Lora, Parts, count_trains, named_parameters, names_of
-from preshard.trainer.models import PackedModel
 from preshard.trainer.models.interface import base_names
 from preshard.trainer.models.load import empty_model, load_sharded
+from preshard.trainer.models.packed import PackedModel
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 

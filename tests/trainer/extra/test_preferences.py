@@ -19,9 +19,11 @@ from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core.config import make_config
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.setup import prepare
-from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extra.preferences import REWARDS, find_reference, preference_loss
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 from preshard.trainer.train import run
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own

@@ -223,7 +223,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory, progress: Any) -> Callab
     """``folder_of(family)``: a Hugging Face model, and packs of turns that count a fraction each."""
     from packed_models import SETTINGS, TEXT_MODELS, VOCABULARY
 
-    from preshard.trainer.models import load_model
+    from preshard.trainer.models.load import load_model
 
     @cache
     def make(family: str) -> Path:

@@ -31,7 +31,7 @@ from transformers_alone import load_transformers
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.integrations.hugging_face import take_packs
-from preshard.trainer.models import load_model
+from preshard.trainer.models.load import load_model
 
 LENGTHS, VOCABULARY = (12, 20, 8), 96
 

@@ -34,11 +34,11 @@ from preshard.packer_service.demo.model import model_config, tiny_model
 from preshard.schemas.layout import TokenLayout, slice_positions, zigzag_runs
 from preshard.schemas.model.families import FAMILIES, LANGUAGES
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays
-from preshard.trainer.attention import Attend, MaskTensors, bind
+from preshard.trainer.attention.bind import Attend, bind
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.attention.mask import count_layers
-from preshard.trainer.models import load_model
+from preshard.trainer.attention.mask import MaskTensors, count_layers
 from preshard.trainer.models.folder import model_sizes
+from preshard.trainer.models.load import load_model
 from preshard.trainer.models.stateful import bind_states
 
 DOCUMENTS: tuple[tuple[int, ...], ...] = ((12,), (13, 8, 7), (8,))

@@ -37,8 +37,8 @@ from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.extra.parts import count_trains
 from preshard.trainer.extra.work import StepWork
-from preshard.trainer.models import load_model
 from preshard.trainer.models.interface import feature_parameters, unwrap
+from preshard.trainer.models.load import load_model
 
 LENGTHS, VOCABULARY = (12, 28, 8), 96
 

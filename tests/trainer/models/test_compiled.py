@@ -21,10 +21,12 @@ from preshard.trainer.core.command import cli
 from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.setup import prepare
 from preshard.trainer.core.sharding import shard_model
-from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extra.compiled import compile_blocks
 from preshard.trainer.extra.saving import save_memory
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 

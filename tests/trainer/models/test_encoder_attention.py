@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from preshard.schemas.model.families import FAMILIES
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.families.family import load_family
-from preshard.trainer.models import PackedModel, interface, load_model
+from preshard.trainer.models import interface
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3"]
 

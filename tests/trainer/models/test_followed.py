@@ -19,10 +19,9 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.dimensions import model_dimensions
 from preshard.schemas.model.families import FAMILIES, LANGUAGES
 from preshard.schemas.model.followed import check_followed, check_positions, check_window, window_of
-from preshard.trainer.models import load_model
 from preshard.trainer.models.folder import read_model_config
 from preshard.trainer.models.interface import decoder_layers
-from preshard.trainer.models.load import empty_model
+from preshard.trainer.models.load import empty_model, load_model
 
 TEXT = [name for name, model in LANGUAGES.items() if model.alone]
 

@@ -12,8 +12,9 @@ import torch
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.data import PackedDataset
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 

@@ -19,9 +19,8 @@ from transformers_alone import load_transformers
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.models import load_model
 from preshard.trainer.models.interface import register_attention
-from preshard.trainer.models.load import Weights, load_sharded
+from preshard.trainer.models.load import Weights, load_model, load_sharded
 
 FAMILIES = ["qwen3", "qwen3_moe", "qwen2_5_vl", "molmo2"]
 """A model of text with tied embeddings, one whose files have a tensor for each expert and its memory one for all, one

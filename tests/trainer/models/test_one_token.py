@@ -19,8 +19,10 @@ from thread_ranks import run_ranks
 from torch import Tensor
 
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.data import PackedDataset, RankBatch
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 

@@ -20,12 +20,15 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout, rank_positions, zigzag_runs
 from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.sequence import MaskArrays
-from preshard.trainer.attention import MaskTensors, bind, heads
+from preshard.trainer.attention import heads
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.states import list_sequences
 from preshard.trainer.families.family import has_transformers
-from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.gated_delta import bind_states, check_states
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 pytestmark = pytest.mark.skipif(not has_transformers(LANGUAGES["qwen3_next"].since), reason="needs newer transformers")
 

@@ -17,18 +17,20 @@ from torch.nn.attention.flex_attention import AuxOutput
 from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from preshard.trainer.attention import MaskTensors, bind
+from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU
 from preshard.trainer.attention.kernels.flex import Flex
 from preshard.trainer.attention.listed import NO_GROUP, TileLister
+from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals
-from preshard.trainer.data import PackedDataset, RankBatch
+from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader, prepare
 from preshard.trainer.extra.work import StepWork
-from preshard.trainer.models import PackedModel, load_model
 from preshard.trainer.models.features import bind_features
-from preshard.trainer.models.load import load_sharded
+from preshard.trainer.models.load import load_model, load_sharded
+from preshard.trainer.models.packed import PackedModel
 
 pytestmark = pytest.mark.process  # the packs are made by a job
 
@@ -172,7 +174,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     monkeypatch.setattr("preshard.trainer.device.PAGE_LOCKED", ("meta",))
-    for file in ("attention.kind", "models.packed"):
+    for file in ("attention.bind", "models.packed"):
         module = sys.modules[f"preshard.trainer.{file}"]
         monkeypatch.setattr(module, "kernel_for", lambda *_: Flex(attention=some_attention))
     return Copies()

@@ -12,9 +12,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.integrations.hugging_face import take_packs
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 

@@ -28,7 +28,7 @@ from transformers_alone import load_transformers
 from preshard.schemas.layout import TILE
 from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.extra.work import TRAINING, StepWork
-from preshard.trainer.models import load_model
+from preshard.trainer.models.load import load_model
 
 VOCABULARY = 96
 

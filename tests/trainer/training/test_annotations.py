@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.data import PackedDataset
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.models.interface import register_attention
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 
 def test_an_annotation_sees_what_is_shared_and_no_other(lessons: Path, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from packed_ranks import train_job
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.config import make_config
 from preshard.trainer.core.setup import prepare
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extra.work import StepWork
-from preshard.trainer.models import load_model
+from preshard.trainer.models.load import load_model
 
 
 @pytest.fixture(scope="module")

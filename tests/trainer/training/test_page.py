@@ -12,7 +12,7 @@ from pages import DOCS, programs_of
 
 from preshard.trainer.core.command import cli
 from preshard.trainer.core.config import TrainConfig
-from preshard.trainer.models import load_model
+from preshard.trainer.models.load import load_model
 
 
 def test_the_loop_of_the_page_trains(texts: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from planted import exchange_images
 
-from preshard.trainer.data import PackedDataset
+from preshard.trainer.data.dataset import PackedDataset
 
 MISTAKES = ["label-shift", "loss-weight", "rope-position", "layout-run", "boundary-order"]
 EXACT = "ring/balanced_ring/u1r2d1"

@@ -20,7 +20,7 @@ from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core.step import Totals, apply_gradients
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.integrations.hugging_face import OnPacks, take_packs
-from preshard.trainer.models import load_model
+from preshard.trainer.models.load import load_model
 
 pytestmark = pytest.mark.process
 

@@ -17,8 +17,9 @@ from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.verify.dataset import verify_dataset
 from preshard.trainer.attention.context_parallel import ContextParallel
-from preshard.trainer.data import PackedDataset
-from preshard.trainer.models import PackedModel, load_model
+from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.models.load import load_model
+from preshard.trainer.models.packed import PackedModel
 
 WEIGHTS = [(0.5, 1.0), (0.0, 2.5), (0.3, 0.7), (1.0, None), (1e-3, 40.0)]
 

@@ -7,6 +7,8 @@ scores are scaled by ``D ** -0.5``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -15,9 +17,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.attention.kernels.whole import Whole
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.tiles import TileList
+
+Gradients = tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]
+
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """One call of a kernel, between its forward and its backward. It holds no memory but its output's and ``saved``.
+
+    Attributes:
+        out: in q's dtype.
+        saved: what ``backward`` needs besides the inputs; for ``save_for_backward``.
+        backward: from the gradient of the output, the inputs and ``saved`` to the gradients of q, k and v, in the
+            dtype that the kernel gives them: that of the inputs, or the accumulation dtype.
+    """
+
+    out: Float[Tensor, "H Q D"]
+    saved: tuple[Tensor, ...]
+    backward: Callable[[Tensor, Inputs, tuple[Tensor, ...]], Gradients]
 
 
 class Prepared(Protocol):

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from preshard.trainer.attention.kernels.whole import Gradients, Inputs, Whole, accumulation_dtype
+from preshard.trainer.attention.kernels import Gradients, Inputs, Whole
+from preshard.trainer.attention.kernels.whole import accumulation_dtype
 from preshard.trainer.attention.mask import MaskTensors, visible_block
 from preshard.trainer.attention.tiles import CPU_TILE, TileList, Tiles, list_tiles
 

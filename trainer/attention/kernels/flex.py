@@ -18,13 +18,8 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from preshard.trainer.attention.kernels.whole import (
-    Gradients,
-    Inputs,
-    Whole,
-    accumulation_dtype,
-    whole_by_autograd,
-)
+from preshard.trainer.attention.kernels import Gradients, Inputs, Whole
+from preshard.trainer.attention.kernels.whole import accumulation_dtype, whole_by_autograd
 from preshard.trainer.attention.mask import MaskTensors, visible
 from preshard.trainer.attention.tiles import TileList, Tiles, list_for
 from preshard.trainer.device import to_device

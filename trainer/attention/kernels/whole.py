@@ -21,29 +21,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-Gradients = tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]
-Inputs = tuple[Tensor, Tensor, Tensor]
+from preshard.trainer.attention.kernels import Gradients, Inputs, Whole
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which partial results are added: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Whole:
-    """One call of a kernel, between its forward and its backward. It holds no memory but its output's and ``saved``.
-
-    Attributes:
-        out: in q's dtype.
-        saved: what ``backward`` needs besides the inputs; for ``save_for_backward``.
-        backward: from the gradient of the output, the inputs and ``saved`` to the gradients of q, k and v, in the
-            dtype that the kernel gives them: that of the inputs, or the accumulation dtype.
-    """
-
-    out: Float[Tensor, "H Q D"]
-    saved: tuple[Tensor, ...]
-    backward: Callable[[Tensor, Inputs, tuple[Tensor, ...]], Gradients]
 
 
 def whole_by_autograd(
