@@ -7,7 +7,6 @@ search tries largest loads, and greedy filling decides each try, which is exact 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
 
@@ -15,47 +14,6 @@ import numpy as np
 from jaxtyping import Int64
 
 from preshard.schemas.errors import LayoutError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class UnitParts:
-    """Parts that ranks are dealt whole, in stored order: units, or single crops of them.
-
-    Attributes:
-        crops: crops up to and including each part.
-        rows: pooled rows up to and including each part.
-        loads: the encoder's work for each part.
-    """
-
-    crops: Int64[np.ndarray, "parts"]
-    rows: Int64[np.ndarray, "parts"]
-    loads: Int64[np.ndarray, "parts"]
-
-
-def unit_parts(
-    crops: Int64[np.ndarray, "units"],
-    rows: Int64[np.ndarray, "units"],
-    loads: Int64[np.ndarray, "units"],
-    *,
-    shares_crops: bool,
-) -> UnitParts:
-    """The parts of a pack's units.
-
-    Args:
-        crops: crops up to and including each unit, in stored order.
-        rows: pooled rows up to and including each unit.
-        loads: the encoder's work for each unit.
-        shares_crops: whether ranks may share a unit's crops, which then have equal rows and loads.
-    """
-    if not shares_crops:
-        return UnitParts(crops=crops, rows=rows, loads=loads)
-    counts = np.diff(crops, prepend=0)
-    rows_of_crops = np.repeat(np.diff(rows, prepend=0) // np.maximum(counts, 1), counts)
-    return UnitParts(
-        crops=np.arange(1, len(rows_of_crops) + 1),
-        rows=np.cumsum(rows_of_crops),
-        loads=np.repeat(loads // np.maximum(counts, 1), counts),
-    )
 
 
 def _parts_needed(totals: list[int], limit: int, most: int) -> int:

@@ -62,7 +62,7 @@ class TokenColumn:
 
 def _as_token_columns(given: Any) -> Any:
     """Names with their types, sorted: a mapping in YAML and JSON, and pairs in a model that can be hashed."""
-    pairs = _pairs(given, "{logprobs: float32, teacher: float32 x 8}")
+    pairs = as_pairs(given, "{logprobs: float32, teacher: float32 x 8}")
     for name, spelled in pairs:
         if name in SEQUENCE_DTYPES:
             raise ValueError(f"{name!r} is the name of an array in every pack; rename the column")
@@ -75,23 +75,11 @@ def _as_token_columns(given: Any) -> Any:
     return pairs
 
 
-KEPT_TYPES: dict[str, type] = {"string": str, "int": int, "float": float, "bool": bool}
-"""Types of columns that are kept with documents, as the configuration spells them."""
-
 Kept = str | int | float | bool | None
 """Value of a document in such a column; None where its row has nothing."""
 
 
-def as_kept_columns(given: Any) -> Any:
-    """Names with their types, sorted, as :func:`_as_token_columns`."""
-    pairs = _pairs(given, "{quality: float, licence: string}")
-    for name, spelled in pairs:
-        if spelled not in KEPT_TYPES:
-            raise ValueError(f"{name} is {spelled!r:.100}; legal are {', '.join(KEPT_TYPES)}")
-    return pairs
-
-
-def _pairs(given: Any, example: str) -> tuple[tuple[str, Any], ...]:
+def as_pairs(given: Any, example: str) -> tuple[tuple[str, Any], ...]:
     if isinstance(given, tuple):
         given = dict(given)
     if not isinstance(given, dict) or len(given) > MAX_COLUMNS:
@@ -104,33 +92,10 @@ def _pairs(given: Any, example: str) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(given.items()))
 
 
-def _as_renamed(given: Any) -> Any:
-    """Columns with the names under which they are read, sorted: a mapping in YAML and JSON, and pairs in a model."""
-    given = dict(given) if isinstance(given, tuple) else given
-    is_mapping = isinstance(given, dict) and len(given) <= MAX_COLUMNS
-    if not is_mapping or not all(isinstance(name, str) and name for pair in given.items() for name in pair):
-        raise ValueError(
-            f"{given!r:.200} is not a mapping of at most {MAX_COLUMNS} columns to names; give one: {{pics: images}}"
-        )
-    if len(set(given.values())) < len(given):
-        raise ValueError(f"{given!r:.200} gives two columns one name")
-    return tuple(sorted(given.items()))
-
-
-RenamedColumns = Annotated[
-    tuple[tuple[str, str], ...],
-    BeforeValidator(_as_renamed),
-    PlainSerializer(dict, return_type=dict[str, str]),
-]
-
 TokenColumns = Annotated[
     tuple[tuple[str, str], ...],
     BeforeValidator(_as_token_columns),
     PlainSerializer(dict, return_type=dict[str, str]),
-]
-
-KeptColumns = Annotated[
-    tuple[tuple[str, str], ...], BeforeValidator(as_kept_columns), PlainSerializer(dict, return_type=dict[str, str])
 ]
 
 

@@ -11,23 +11,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from preshard.schemas.columns import KeptColumns, RenamedColumns, TokenColumn, TokenColumns
-from preshard.schemas.dataset.rows import DOCUMENT_COLUMNS, MAX_EPOCHS, MAX_PACKS_PER_SHARD, MAX_SEQ_LEN
+from preshard.schemas.columns import TokenColumn, TokenColumns
+from preshard.schemas.dataset.document_rows import DOCUMENT_COLUMNS, MAX_EPOCHS
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
+from preshard.schemas.kept_columns import KeptColumns, RenamedColumns
 from preshard.schemas.keys import COPIED, NO_FILE, NO_ROW, NO_TEXT, RENDERED_TEXT, Key, keys_of
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
+from preshard.schemas.read_config import (
+    BlockSize,
+    Degrees,
+    ImageFormat,
+    MostImages,
+    MostPatches,
+    PacksPerShard,
+    Schemes,
+    SeqLen,
+)
+from preshard.schemas.schemes import alignment_of
 from preshard.schemas.sections import (
     ConfigSection,
     CostConfig,
-    Degrees,
     DuplicatesConfig,
     IgnorableFields,
     ImagesConfig,
     Names,
     OrderConfig,
     Phases,
-    Schemes,
     SpecialTokensConfig,
     VideoConfig,
     VisionConfig,
@@ -44,10 +54,10 @@ MARK = "duplicate_of"
 class PackConfig(ConfigSection):
     """Everything that decides the bytes of a dataset, apart from the source and the version of preshard."""
 
-    seq_len: int = Field(36864, ge=1, le=MAX_SEQ_LEN, description="Tokens of a pack.")
-    max_images: int | None = Field(384, ge=1, le=2**27, description="Most crops in a pack; null for no limit.")
-    max_patches: int | None = Field(
-        None, ge=1, le=2**31, description="Most patches that the vision encoder sees in a pack; null for no limit."
+    seq_len: SeqLen = Field(36864, description="Tokens of a pack.")
+    max_images: MostImages = Field(384, description="Most crops in a pack; null for no limit.")
+    max_patches: MostPatches = Field(
+        None, description="Most patches that the vision encoder sees in a pack; null for no limit."
     )
     model: Annotated[str | None, Key(source=RENDERED_TEXT, names_file=True, plan=NO_TEXT)] = Field(
         None, min_length=1, description="Model folder that decides tokens, images and positions; null for none."
@@ -73,7 +83,7 @@ class PackConfig(ConfigSection):
     decoder_mib: Annotated[int, Key(plan="a plan decodes nothing")] = Field(
         512, ge=256, le=2**20, description="Memory of a task's decoder; a file that needs more is rejected."
     )
-    image_format: Annotated[Literal["jpeg", "png"], Key(source=COPIED, plan=NO_FILE)] = Field(
+    image_format: Annotated[ImageFormat, Key(source=COPIED, plan=NO_FILE)] = Field(
         "jpeg", description="How crops are stored."
     )
     jpeg_quality: Annotated[int, Key(source=COPIED, plan=NO_FILE)] = Field(
@@ -152,18 +162,16 @@ class PackConfig(ConfigSection):
     )
     cp_sizes: Degrees = Field((1, 2, 4, 8), description="CP sizes for which image boundaries are stored.")
     ring_degrees: Degrees = Field((1, 2, 4, 8), description="Ring degrees for which token layouts are stored.")
-    layouts: Schemes = Field(SCHEMES, min_length=1, description="Token layout schemes.")
-    block_size: int = Field(128, ge=1, le=2**20, description="Tokens of a block of the balanced schemes.")
-    packs_per_shard: Annotated[int, Key(plan=NO_FILE)] = Field(
-        16, ge=1, le=MAX_PACKS_PER_SHARD, description="Packs in one tar file."
-    )
+    layouts: Schemes = Field(SCHEMES, description="Token layout schemes.")
+    block_size: BlockSize = Field(128, description="Tokens of a block of the balanced schemes.")
+    packs_per_shard: Annotated[PacksPerShard, Key(plan=NO_FILE)] = Field(16, description="Packs in one tar file.")
     order: OrderConfig = Field(OrderConfig(), description="The order of packs over training steps.")
     cost: CostConfig = Field(CostConfig(), description="Dimensions of the model that will train.")
 
     @property
     def alignment(self) -> int:
-        """Documents begin at multiples of this, since zigzag cuts each one into ``2 * ring_degree`` equal chunks."""
-        return 2 * math.lcm(*self.ring_degrees) if "zigzag" in self.layouts else 1
+        """Documents begin at multiples of this."""
+        return alignment_of(self.layouts, self.ring_degrees)
 
     @property
     def columns_of_tokens(self) -> tuple[TokenColumn, ...]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import tarfile
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from preshard.schemas.codec import (
+from preshard.schemas.columns import Kept, TokenColumn
+from preshard.schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
+from preshard.schemas.files.validation import first_violation
+from preshard.schemas.layout import RankImages, TokenLayout
+from preshard.schemas.manifest import Checksum, ModelEntry, Natural, StrictRecord, UnitKind
+from preshard.schemas.members import (
     HEAD,
     HEADER_MEMBERS,
     LAYOUTS,
@@ -19,13 +24,8 @@ from preshard.schemas.codec import (
     decode_sequence,
     sample_key,
 )
-from preshard.schemas.columns import Kept
-from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
-from preshard.schemas.files.validation import first_violation
-from preshard.schemas.layout import RankImages, TokenLayout
-from preshard.schemas.manifest import Checksum, ModelEntry, Natural, StrictRecord, UnitKind
 from preshard.schemas.model.encoder import encoder_of
+from preshard.schemas.read_config import ReadConfig
 from preshard.schemas.sequence import PackedSequence
 
 
@@ -142,8 +142,19 @@ class SampleHeader:
     layouts: dict[str, TokenLayout]
 
 
+class ArraySizes(Protocol):
+    """Sizes of a sample's arrays, from the configuration: the whole of it, or what readers take of it."""
+
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def columns_of_tokens(self) -> tuple[TokenColumn, ...]: ...
+
+
 def decode_header(
-    data: bytes, pack_id: int, head_crc32c: int, config: PackConfig, *, axes: int, where: str
+    data: bytes, pack_id: int, head_crc32c: int, config: ArraySizes, *, axes: int, where: str
 ) -> SampleHeader:
     """Decodes a header part: its three members, one after the other, with nothing behind them.
 
@@ -188,7 +199,7 @@ LARGEST_PICTURES = 178_956_970
 """Pixels of a pack's crops where no encoder says how many they may have: the largest picture that is packed."""
 
 
-def most_pixels(config: PackConfig, model: ModelEntry | None) -> int:
+def most_pixels(config: ReadConfig, model: ModelEntry | None) -> int:
     """Most pixels of a pack's crops: what fills more rows than the pack has tokens is in no pack.
 
     Of a model, a crop has up to a patch more than its patches on each side, so at most four times their pixels.

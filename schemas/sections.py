@@ -9,43 +9,23 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from preshard.schemas.files.validation import nearest_multiples
 from preshard.schemas.keys import Key
-from preshard.schemas.layout import Scheme
+from preshard.schemas.read_config import Side, Window, as_tuple
 
-MAX_WINDOW = 2**20
-"""Limit above the number of data-parallel ranks of any step. All divisors of the window are looked for, which takes
-that many steps."""
 MAX_FRAMES = 2**20
 """Six days of video at two frames a second; the times of all frames are computed before any is read."""
-MAX_DEGREES = 64
-"""Each is solved and stored for every pack."""
 MAX_WEIGHT = 1000
 """Most copies of a document in an epoch; each is packed in a pass of its own."""
-MOST_ENTRIES = 10_000
-"""Most entries of any list; most may have fewer."""
 MAX_PHASES = 100
 """Each has packs of its own."""
 
 
-def _as_tuple(given: Any) -> Any:
-    """YAML and JSON give lists where the frozen models hold tuples."""
-    if isinstance(given, list | tuple) and len(given) > MOST_ENTRIES:  # each would be checked, and told of
-        raise ValueError(f"has {len(given):,} entries; at most {MOST_ENTRIES:,} are legal")
-    return tuple(given) if isinstance(given, list) else given
-
-
-MAX_DEGREE = 4096
-"""Most ranks of a CP group, and of a ring."""
-
-Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE)]
-Degrees = Annotated[tuple[Degree, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=MAX_DEGREES)]
-Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(_as_tuple)]
 Duplicates = Literal["keep", "mark", "drop"]
 ImageBackend = Literal["torchvision", "pil"]
 """A backend of image processors, by its name in ``transformers``."""
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(max_length=1000)]
+Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(max_length=1000)]
 IgnorableFields = Annotated[
     tuple[Literal["documents", "name", "reasoning", "reasoning_content", "thinking", "tool_call_id", "tools"], ...],
-    BeforeValidator(_as_tuple),
+    BeforeValidator(as_tuple),
 ]
 
 
@@ -84,9 +64,9 @@ class ConfigSection(BaseModel):
 class VisionConfig(ConfigSection):
     """The vision encoder's input. Defaults: SigLIP 2 so400m at 378 pixels with 3 x 3 pooling, as in Molmo 2."""
 
-    image_size: int = Field(378, ge=1, le=8192, description="Side of a crop in pixels; every crop is a square.")
-    patch_size: int = Field(14, ge=1, le=8192, description="Side of the encoder's patch in pixels; divides image_size.")
-    pool_size: int = Field(3, ge=1, le=8192, description="Patches along one side of a pooling window.")
+    image_size: Side = Field(378, description="Side of a crop in pixels; every crop is a square.")
+    patch_size: Side = Field(14, description="Side of the encoder's patch in pixels; divides image_size.")
+    pool_size: Side = Field(3, description="Patches along one side of a pooling window.")
     max_crops: Annotated[int, Key(plan="a plan knows how many crops each document has, but not their sizes")] = Field(
         1, ge=1, le=256, description="Most tiles of a still image; more than one tile adds a thumbnail of the whole."
     )
@@ -142,10 +122,8 @@ class OrderConfig(ConfigSection):
     seed: int = Field(
         0, ge=0, le=2**63 - 1, description="Seed of the order of packs, and of which documents share one."
     )
-    window: int = Field(
+    window: Window = Field(
         64,
-        ge=1,
-        le=MAX_WINDOW,
         description="Packs in a group of nearly equal cost; data-parallel sizes that divide it have no straggler, and "
         "none is above a million.",
     )
@@ -225,4 +203,4 @@ class PhaseConfig(ConfigSection):
     weights: Weights = Field((), description="Weights of sources, by name.")
 
 
-Phases = Annotated[tuple[PhaseConfig, ...], BeforeValidator(_as_tuple), Field(max_length=MAX_PHASES)]
+Phases = Annotated[tuple[PhaseConfig, ...], BeforeValidator(as_tuple), Field(max_length=MAX_PHASES)]

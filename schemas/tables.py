@@ -7,9 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from preshard.schemas.dataset.document_rows import DOCUMENT_COLUMNS, REJECT_COLUMNS
 from preshard.schemas.dataset.measures import MEASURE_COLUMNS, MEASURES_FILE
-from preshard.schemas.dataset.rows import DOCUMENT_COLUMNS, PACK_COLUMNS, REJECT_COLUMNS
-from preshard.schemas.dataset.table import Column, Columns, TableFile, schema_of
+from preshard.schemas.dataset.rows import PACK_COLUMNS
+from preshard.schemas.dataset.table import Column, Columns, schema_of
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import REJECT_STAGES, DocumentError, FormatError, TableInvalid
 
 PACKS = schema_of(PACK_COLUMNS)
@@ -68,7 +70,7 @@ def open_table(
         keep_columns: of the configuration, which ``documents.parquet`` has; None for any.
         error: what is raised of the file's bytes.
         metadata: its footer, where it was read and checked before.
-        sparing: as :class:`preshard.schemas.dataset.table.TableFile` takes it.
+        sparing: as :class:`preshard.schemas.dataset.table_file.TableFile` takes it.
 
     Raises:
         TableInvalid: it is not Parquet, has other columns or another number of rows, or claims more than its bytes can

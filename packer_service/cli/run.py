@@ -17,7 +17,7 @@ from preshard.packer_service.runtime.patience import is_waited_for
 from preshard.packer_service.runtime.probe import RayLostError
 from preshard.schemas import VERSION
 from preshard.schemas.errors import ConfigError, PlanError, PreshardError
-from preshard.schemas.files.regular import FileRefusedError
+from preshard.schemas.files.filesystem import FileRefusedError
 from preshard.schemas.files.secrets import without_secrets
 
 

@@ -19,8 +19,7 @@ from preshard.schemas.config import KEYS, PackConfig
 from preshard.schemas.dataset.changes import NAMES_FILES, NEEDS_SOURCE, leaves
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError, FormatError
-from preshard.schemas.files.filesystem import join, locate
-from preshard.schemas.files.regular import FileRefusedError, open_regular
+from preshard.schemas.files.filesystem import FileRefusedError, join, locate, open_regular
 from preshard.schemas.manifest import (
     CARRIED_FILES,
     CARRIED_TEMPLATES,

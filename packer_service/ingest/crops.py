@@ -11,10 +11,10 @@ from preshard.packer_service.ingest.media.reach import MediaReach
 from preshard.packer_service.ingest.media.shape import ProbedMedium
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.rendered import RenderedDocument
-from preshard.schemas.codec import TAR_BLOCK, check_member
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError, MemberChanged
 from preshard.schemas.header import StoredImage
+from preshard.schemas.members import TAR_BLOCK, check_member
 
 Decode = Callable[..., list[Crop]]
 """Gives the crops of an image or video as :func:`preshard.packer_service.ingest.media.isolated.crops` does."""

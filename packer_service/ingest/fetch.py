@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 
-from preshard.schemas.files.filesystem import locate
-from preshard.schemas.files.regular import open_regular
+from preshard.schemas.files.filesystem import locate, open_regular
 
 K = TypeVar("K")
 V = TypeVar("V")

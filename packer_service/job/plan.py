@@ -21,8 +21,9 @@ from preshard.packer_service.plan.records import FillLimit, Mixture, Thinned
 from preshard.packer_service.runtime.executors import MadeItems
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import KeyRange, read_facts, read_rows, write_rows
-from preshard.schemas.codec import encode_table, shard_name
 from preshard.schemas.config import MARK, PackConfig
+from preshard.schemas.encode import encode_table
+from preshard.schemas.members import shard_name
 
 PLAN_FOLDER = "plan"
 LEFT = "left"

@@ -24,9 +24,9 @@ from preshard.packer_service.job.writing.records import GROUP, build_and_keep, f
 from preshard.packer_service.runtime.executors import Executor, MadeItems, OnNodes, PlainExecutor, TaskCounts
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.codec import shard_name
 from preshard.schemas.files.filesystem import join
 from preshard.schemas.manifest import PLANNED, SHARDS, WORK
+from preshard.schemas.members import shard_name
 
 CHECKED_TOGETHER = 16
 """Shards that one task checks: their records take a request each, even where there is none."""

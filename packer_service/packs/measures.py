@@ -16,11 +16,11 @@ from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.packer_service.packs.units import Units
 from preshard.packer_service.plan.cost import CostModel, causal_area, pack_cost
 from preshard.schemas.boundaries import smallest_limit
-from preshard.schemas.codec import sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import IMAGE_LOADS, LAYERS_SUMS, MEASURES
 from preshard.schemas.layout import TILE, RankImages, TokenLayout
 from preshard.schemas.manifest import LayerMasks
+from preshard.schemas.members import sample_key
 from preshard.schemas.sequence import PackedSequence
 
 

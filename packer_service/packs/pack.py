@@ -14,13 +14,13 @@ from preshard.packer_service.layout.unit_order import balanced_order
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.packs.units import Units
 from preshard.packer_service.plan.cost import CostModel
-from preshard.schemas.boundaries import UnitParts, image_edges, unit_parts
-from preshard.schemas.codec import LAYOUTS, SEQUENCE
+from preshard.schemas.boundaries import image_edges
 from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
-from preshard.schemas.layout import RankImages, TokenLayout, boundaries_from_edges, segment_edges
+from preshard.schemas.layout import RankImages, TokenLayout, UnitParts, boundaries_from_edges, segment_edges, unit_parts
 from preshard.schemas.manifest import LayerMasks, ModelEntry
+from preshard.schemas.members import LAYOUTS, SEQUENCE
 from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.sequence import (
     CAUSAL_ONLY,

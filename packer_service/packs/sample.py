@@ -9,22 +9,11 @@ from pydantic import TypeAdapter
 
 from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.pack import BuiltPack
-from preshard.schemas.codec import (
-    HEAD,
-    LAYOUTS,
-    SEQUENCE,
-    crc32c,
-    encode_json,
-    encode_layouts,
-    encode_sequence,
-    image_member,
-    sample_key,
-    tar_member,
-    tar_parts,
-)
+from preshard.schemas.encode import encode_json, encode_layouts, encode_sequence, tar_member, tar_parts
 from preshard.schemas.header import DocumentSpan, SampleHead, StoredImage, Unit
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import UNIT_KINDS
+from preshard.schemas.members import HEAD, LAYOUTS, SEQUENCE, crc32c, image_member, sample_key
 from preshard.schemas.sequence import PackedSequence
 
 _IMAGES = TypeAdapter(list[StoredImage])

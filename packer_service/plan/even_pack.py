@@ -21,7 +21,7 @@ from preshard.packer_service.numerics import compiled
 from preshard.packer_service.plan.best_fit import GONE, build_tree, first_at_most, set_value
 from preshard.packer_service.plan.blend import STRETCH, source_columns
 from preshard.packer_service.plan.kinds import sort_rows
-from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.dataset.step_order import mix64
 
 
 @compiled

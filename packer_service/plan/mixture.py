@@ -20,7 +20,7 @@ from jaxtyping import Float64, Int, Int64, UInt64
 
 from preshard.packer_service.plan.records import Mixture, PhaseShares, SourceShare
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.dataset.step_order import mix64
 from preshard.schemas.errors import ConfigError
 
 _PHASE_SALT = 2**32

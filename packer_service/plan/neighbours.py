@@ -18,7 +18,7 @@ from jaxtyping import Int64
 from preshard.packer_service.numerics import compiled
 from preshard.packer_service.plan.best_fit import best_fit
 from preshard.packer_service.plan.kinds import Kinds, lower_bound
-from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.dataset.step_order import mix64
 
 _NEAR_ENOUGH = 10_000
 """One pack more in this many is no more packs."""

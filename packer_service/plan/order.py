@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
 from preshard.packer_service.plan.blend import blend_order
-from preshard.schemas.dataset.document_ids import mix64
-from preshard.schemas.dataset.step_order import part_size, places_in_group, rest_order
+from preshard.schemas.dataset.step_order import mix64, part_size, places_in_group, rest_order
 from preshard.schemas.errors import PlanError
 
 _PARTITION_STEP = 0x1CE4E5B9BF58476D

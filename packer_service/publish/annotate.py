@@ -20,7 +20,7 @@ from preshard.packer_service.tables.connect import PassingRows, connect
 from preshard.packer_service.tables.rows import in_batches
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_schema, open_annotations
 from preshard.schemas.dataset.manifest_parts import stored_config
-from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import AnnotationsInvalid, ConfigError, TableInvalid, TableMissing
 from preshard.schemas.manifest import WORK, ManifestHead
 from preshard.schemas.tables import open_table

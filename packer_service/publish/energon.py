@@ -11,9 +11,9 @@ import json
 import yaml
 
 from preshard.packer_service.report.dataset import open_dataset
-from preshard.schemas.codec import HEAD
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts, stored_config
 from preshard.schemas.manifest import ENERGON, LARGEST_MANIFEST, MANIFEST, SHARDS
+from preshard.schemas.members import HEAD
 
 INFO, SPLIT, DATASET = ".info.json", "split.yaml", "dataset.yaml"
 

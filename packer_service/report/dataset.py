@@ -15,8 +15,9 @@ from preshard.packer_service.report.tables import read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, open_annotations
-from preshard.schemas.dataset.manifest_parts import read_manifest_head, stored_config
-from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.dataset.manifest_parts import stored_config
+from preshard.schemas.dataset.read_manifest import read_manifest_head
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, ManifestHead, ModelEntry, TokenizerEntry
 from preshard.schemas.model.encoder import encoder_of

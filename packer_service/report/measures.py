@@ -18,7 +18,7 @@ from preshard.packer_service.report.records import Balances, ImageBalance, Layou
 from preshard.packer_service.tables.connect import PassingRows, connect
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MEASURES_FILE, MeasureGroup, MeasureOrder, measure_groups
-from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import TableInvalid
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from preshard.packer_service.plan.records import Figures, FillLimit, Mixture, Thinned
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.regular import FileRefusedError
+from preshard.schemas.files.filesystem import FileRefusedError
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.manifest import LARGEST_RUN, RUN
 

@@ -28,9 +28,9 @@ from preshard.packer_service.report.records import (
 from preshard.packer_service.report.run import decode_strictly
 from preshard.packer_service.report.tables import numbers_of, open_measures, read_numbers, table_parts
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.codec import encode_json
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import stored_config
+from preshard.schemas.encode import encode_json
 from preshard.schemas.errors import FiguresInvalid
 from preshard.schemas.manifest import FIGURES, LARGEST_FIGURES, FiguresEntry, ManifestHead
 

@@ -14,7 +14,7 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas import tables
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MeasureOrder
-from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import TableInvalid, TableMissing
 from preshard.schemas.tables import TABLES
 

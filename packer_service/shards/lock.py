@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.errors import PreshardError
-from preshard.schemas.files.regular import FileRefusedError
+from preshard.schemas.files.filesystem import FileRefusedError
 
 LOCK = "lock"
 """Name of the locked file. Its content is for people; the lock itself is the kernel's and ends with its holder."""

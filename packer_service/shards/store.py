@@ -17,8 +17,8 @@ from pyarrow import fs
 
 from preshard.packer_service.runtime.patience import NoAnswerError, answer
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.filesystem import is_uri, join, locate
-from preshard.schemas.files.regular import leads_outside, open_regular, refuse_links, require_regular
+from preshard.schemas.files.filesystem import is_uri, join, locate, open_regular, require_regular
+from preshard.schemas.files.regular import leads_outside, refuse_links
 from preshard.schemas.files.secrets import without_secrets
 
 TEMPORARY = ".tmp-"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from preshard.packer_service.shards.store import Folder, HashingSink
-from preshard.schemas.codec import TAR_END, encode_index
+from preshard.schemas.encode import TAR_END, encode_index
 
 WRITTEN_BYTES = 1 << 18
 """Bytes that are joined, hashed and written together, so many that they are in the processor's cache all the while."""

@@ -30,8 +30,9 @@ from preshard.packer_service.verify.tables import TableCheck, TablesFound
 from preshard.packer_service.verify.verdict import Fault, Faults, Verdict
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS
-from preshard.schemas.dataset.manifest_parts import decode_manifest, stored_config
+from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.dataset.measures import MeasureOrder
+from preshard.schemas.dataset.read_manifest import decode_manifest
 from preshard.schemas.errors import (
     ConfigError,
     FormatError,
@@ -40,8 +41,8 @@ from preshard.schemas.errors import (
     MeasuresInvalid,
     PreshardError,
 )
+from preshard.schemas.files.filesystem import FileRefusedError
 from preshard.schemas.files.printed import several
-from preshard.schemas.files.regular import FileRefusedError
 from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, LARGEST_MANIFEST, MANIFEST, SHARDS, Manifest, ShardEntry
 

@@ -14,10 +14,9 @@ from pydantic import BaseModel
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.scan import RowReader
 from preshard.packer_service.verify.verdict import MOST_LISTED, Finding
-from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, open_annotations
-from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import (
     AnnotationsInvalid,
     DocumentLost,
@@ -29,6 +28,7 @@ from preshard.schemas.errors import (
     TableMissing,
 )
 from preshard.schemas.manifest import BESIDE, ENERGON, FIGURES, MANIFEST, MODEL, RUN, SHARDS, WORK, Manifest
+from preshard.schemas.members import shard_name
 from preshard.schemas.tables import TABLES
 
 

@@ -15,7 +15,8 @@ from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MEASURES_FILE, MeasureOrder
-from preshard.schemas.dataset.table import LARGE_BYTES, TableFile, row_group_edges
+from preshard.schemas.dataset.table import LARGE_BYTES, row_group_edges
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import DocumentRowInvalid, TableChanged, TableInvalid
 from preshard.schemas.manifest import TableEntry
 from preshard.schemas.tables import DECLARED, documents_columns, open_table

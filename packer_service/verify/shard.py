@@ -16,11 +16,12 @@ from preshard.packer_service.verify.sample.rows import Expected
 from preshard.packer_service.verify.sample.sample import SampleCheck
 from preshard.packer_service.verify.tar import RawSample, TarScan
 from preshard.packer_service.verify.verdict import Faults, Finding
-from preshard.schemas.codec import HEADER_MEMBERS, TAR_END, decode_index, sample_key
 from preshard.schemas.config import PackConfig
+from preshard.schemas.encode import TAR_END, decode_index
 from preshard.schemas.errors import IndexInvalid, MembersInvalid, PackRowInvalid, ShardChanged, ShardMissing
-from preshard.schemas.files.regular import FileRefusedError
+from preshard.schemas.files.filesystem import FileRefusedError
 from preshard.schemas.manifest import SHARDS, ModelEntry, ShardEntry, TokenizerEntry
+from preshard.schemas.members import HEADER_MEMBERS, sample_key
 
 OF_TABLE = ("pack_id", "truncated_tokens", MAY_BE_CUT)
 """Columns of the rows of documents that ``KEY.json`` does not have."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from preshard.packer_service.verify.verdict import Finding
-from preshard.schemas.codec import TAR_BLOCK, TAR_END, tar_header
+from preshard.schemas.encode import TAR_END, tar_header
 from preshard.schemas.errors import ShardInvalid
+from preshard.schemas.members import TAR_BLOCK
 
 _PIECE = 1 << 20
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from preshard.schemas.columns import as_kept_columns
-from preshard.schemas.dataset.table import Columns, TableFile, schema_of
+from preshard.schemas.dataset.table import Columns, schema_of
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import AnnotationsInvalid
+from preshard.schemas.kept_columns import as_kept_columns
 from preshard.schemas.manifest import ManifestHead
 from preshard.schemas.tables import DOCUMENT_COLUMNS, DOCUMENTS, KEPT
 

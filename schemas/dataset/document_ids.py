@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int, Int64, UInt64
 
+from preshard.schemas.dataset.step_order import mix64
+
 _BATCH = 65_536
 """Ids hashed at a time: some 50 MiB of intermediate arrays for ids of twenty characters."""
 
@@ -60,14 +62,6 @@ def canonical_order(
         names = ids.take(pa.array(order[tied])).to_pylist()
         order[tied] = [row for _, _, row in sorted(zip(names, place[tied], order[tied], strict=True))]
     return order
-
-
-def mix64(values: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
-    """A bijection in which every bit depends on all bits: the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _batches(chunks: list[pa.Array]) -> Iterator[pa.Array]:

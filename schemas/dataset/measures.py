@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.table import Column, Columns, lists, number, numbers, schema_of
+from preshard.schemas.dataset.table import Column, Columns, number, numbers, schema_of
+from preshard.schemas.dataset.table_file import lists
 from preshard.schemas.layout import SCHEMES
-from preshard.schemas.sections import MAX_DEGREE
+from preshard.schemas.read_config import MAX_DEGREE
 
 MEASURES_FILE = "measures.parquet"
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from preshard.schemas.dataset.document_ids import mix64
-
 
 def part_size(window: int) -> int | None:
     """Packs of the largest parts of a group that may change places; None where it can only be turned round."""
@@ -67,3 +65,11 @@ def rest_order(n_packs: int, window: int, drawn: int) -> Int64[np.ndarray, "pack
     inside = places_in_group(np.tile(np.arange(part), n_parts), part, hashes[number])
     rest = rest_order(n_packs - n_parts * part, part, int(hashes[-1]))
     return np.concatenate([number * part + inside, n_parts * part + rest])
+
+
+def mix64(values: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
+    """A bijection in which every bit depends on all bits: the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""A table of a dataset: what its columns are declared to be, and the one way to open its file and to read it.
+"""A table of a dataset: what its columns are declared to be, and the one way to open its file.
 
 A table may come from a stranger, or from a bad disk: some kilobytes of Parquet can claim billions of rows, and a short
 dictionary values of gigabytes. So what the footer says is held against the declaration, against the manifest, and
@@ -23,12 +23,6 @@ from preshard.schemas.errors import FormatError, PreshardError, TableInvalid
 
 LARGEST = 2**63 - 1
 
-PART_ROWS = 65_536
-"""Most rows of a part that is read: a row group, as the writer makes most of them."""
-
-FETCHED_BYTES = 4 << 20
-"""Bytes of a file that are fetched together, unless one row group has more: in an object store each fetch waits."""
-
 ROWS_IN_A_BYTE = 8
 """Most rows of a table for each byte of its file: a pack's checksum, or a document's id, takes a byte or more."""
 
@@ -37,9 +31,6 @@ MOST_GROUPS, LEAST_ROWS = 1024, 64
 
 MOST_GROUP_ROWS, MOST_GROUP_BYTES = 1 << 20, 1 << 30
 """Rows of a row group, and bytes that it takes in memory: three times what the largest that is written has."""
-
-MOST_PART_BYTES = 256 << 20
-"""Bytes of a text column of a part whose values lie in a dictionary, which says nothing of how often each occurs."""
 
 MOST_COLUMNS = 256
 """Columns of any table, with those that a dataset keeps and the parts of lists."""
@@ -135,12 +126,6 @@ def text(name: str, means: str, legal: tuple[str, ...] = ()) -> Column:
     return Column(name=name, type=pa.string(), means=means, legal=legal)
 
 
-def lists(means: str, *names: str, length: str, nulls: str = "") -> Columns:
-    """Columns of lists of whole numbers that are described together."""
-    type_ = pa.list_(pa.int64())
-    return tuple(Column(name=name, type=type_, means=means, nulls=nulls, length=length) for name in names)
-
-
 def schema_of(columns: Iterable[Column]) -> pa.Schema:
     """The columns as Arrow names them."""
     return pa.schema([(column.name, column.type) for column in columns])
@@ -205,8 +190,11 @@ def _unreadable(error: Exception) -> str:
     return f"cannot be read as Parquet ({' '.join(str(error).split())[:200]})"
 
 
-class TableFile:
-    """A table of a dataset, opened for parts of it. Not for several threads.
+class NumberTable:
+    """A table of a dataset, opened for some columns of numbers in it. Not for several threads.
+
+    Texts, whose dictionaries may claim more than there is memory, are read by
+    :class:`preshard.schemas.dataset.table_file.TableFile`.
 
     Args:
         opened: the file, for reading at any place.
@@ -261,7 +249,6 @@ class TableFile:
                 self._check_columns(columns, kept)
                 self._check_size(rows, dense=dense)
         self._settings = settings
-        self._looked_at_texts = False
         self._declared = {column.name: column for column in columns}
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
@@ -298,76 +285,20 @@ class TableFile:
         wanted = list(range(self.n_groups) if groups is None else groups)
         names = self.schema.names if columns is None else list(columns)
         with self._errors():
-            self._keep_dictionaries(names)
-            found = self._file.read_row_groups(wanted, columns=names, use_threads=not self._sparing)
-            found = pa.table({name: self._dense(found[name], self.schema.field(name)) for name in names})
+            found = self._columns(wanted, names)
             found.validate(full=True)
         if checked:
             self.check(found, known)
         return found
 
-    def parts(
-        self,
-        rows: int = PART_ROWS,
-        *,
-        groups: Iterable[int] | None = None,
-        columns: Sequence[str] | None = None,
-        checked: bool = True,
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows in order, with a few of the row groups in memory, valid and as the declaration says.
-
-        Asked for all of them at once, pyarrow fetches them all before the first row passes, and keeps them to the end.
-
-        Args:
-            rows: most rows of a part.
-            groups: row groups that are wanted, by their numbers; by default all.
-            columns: those that are wanted; by default all.
-            checked: whether values are held against the declaration.
-        """
-        wanted = list(range(self.n_groups) if groups is None else groups)
-        names = self.schema.names if columns is None else list(columns)
-        schema = pa.schema([self.schema.field(name) for name in names])
-        fetched, size, threads = list[int](), 0, not self._sparing
-        for number, group in enumerate(wanted):
-            fetched.append(group)
-            size += self.metadata.row_group(group).total_byte_size
-            if size < FETCHED_BYTES and number < len(wanted) - 1:
-                continue
-            with self._errors():
-                self._keep_dictionaries(names)
-                batches = self._file.iter_batches(rows, row_groups=fetched, columns=names, use_threads=threads)
-            while (batch := self._next(batches, schema)) is not None:
-                if checked:
-                    self.check(batch)
-                yield batch
-            fetched, size = [], 0
+    def _columns(self, groups: list[int], names: list[str]) -> pa.Table:
+        assert pa.string() not in (self.schema.field(name).type for name in names), "texts are not limited here"
+        return self._file.read_row_groups(groups, columns=names, use_threads=not self._sparing)
 
     def check(self, part: pa.RecordBatch | pa.Table, known: Mapping[str, int] = _NOTHING) -> None:
         """Raises TableInvalid: values are not what the declaration says of their columns."""
         for fault in faults_of(part, self._declared, known):
             raise self._error(self.name, fault)
-
-    def _next(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch | None:
-        with self._errors():
-            batch = next(batches, None)
-            if batch is None:
-                return None
-            found = [self._dense(batch.column(each.name), each) for each in schema]
-            dense = pa.RecordBatch.from_arrays(found, schema=schema)
-            dense.validate(full=True)
-            return dense
-
-    def _dense(self, values: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
-        """Values that lie in a dictionary, each at its places."""
-        if not pa.types.is_dictionary(values.type) or values.type == field.type:
-            return values
-        if isinstance(values, pa.ChunkedArray):
-            return pa.chunked_array([self._dense(chunk, field) for chunk in values.chunks], field.type)
-        longest = pc.max(pc.binary_length(values.dictionary)).as_py() or 0
-        if longest * len(values) > MOST_PART_BYTES:
-            what = f"{field.name} has a text of {longest:,} bytes among {len(values):,} rows"
-            raise self._error(self.name, f"{what}, which together may take {MOST_PART_BYTES:,}")
-        return values.cast(field.type)
 
     def _read_footer(self, rows: int | None, *, dense: bool) -> pq.FileMetaData:
         """The footer, which is not read where it is longer than so many rows need. A store is asked once, as a rule."""
@@ -414,22 +345,6 @@ class TableFile:
                 raise self._error(self.name, f"{what}; at most {most} are legal")
         if total != metadata.num_rows:
             raise self._error(self.name, f"has row groups of {total} rows together, not of {metadata.num_rows}")
-
-    def _keep_dictionaries(self, names: Sequence[str]) -> None:
-        """Reads texts that lie in a dictionary as they lie there, before the first column of texts is read."""
-        if self._looked_at_texts or not any(self.schema.field(name).type == pa.string() for name in names):
-            return
-        texts = {field.name for field in self.schema if field.type == pa.string()}
-        groups = [self.metadata.row_group(number) for number in range(self.n_groups)]
-        found = set[str]()
-        for place in range(self.metadata.num_columns if groups else 0):
-            name = groups[0].column(place).path_in_schema
-            if name in texts and any(group.column(place).has_dictionary_page for group in groups):
-                found.add(name)
-        self._looked_at_texts = True
-        if found:
-            encoded = sorted(found)
-            self._file = pq.ParquetFile(self._opened, metadata=self.metadata, read_dictionary=encoded, **self._settings)
 
 
 def row_group_edges(metadata: Any) -> Int64[np.ndarray, "row_groups_plus_1"]:

@@ -6,24 +6,15 @@ What a family does lies in one file on each side, which is found by the name giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-Windowed = Callable[[Mapping[str, Any], int], int]
-"""Function that counts the layers with a window, by a model's settings."""
 
 Version = tuple[int, int]
 
 Option = tuple[tuple[Any, ...], str, str]
 """Values of a setting that are followed, what any other does, and what would work."""
 
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-"""Keys of soft caps: of the scores of attention, and of the logits."""
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-USED_EXPERTS = ("top_k_experts", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
-"""Names of the number of a layer's experts, and of those that a token is sent to; some models list them by layer."""
 
 HEAD: Option = (
     (None, 1, False),
@@ -31,47 +22,6 @@ HEAD: Option = (
     "take a model without",
 )
 BIDIRECTIONAL: Option = ((None, False), "while packs of text are causal", "take a causal model")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LanguageModel:
-    """A causal language model whose every layer keeps the documents of a pack apart, as it was measured.
-
-    Attributes:
-        left_out: what keys mean, of those that are checked or counted, where ``config.json`` leaves them out.
-        windowed: layers with a window where ``layer_types`` is left out; None if it must not be.
-        passes_window: whether layers pass their window to attention (``sliding_window``).
-        groups: layers in which the images of a document see each other in both directions.
-        has_states: whether layers may be ``linear_attention``: a gated delta rule, whose state starts with a document.
-        caps: soft caps that the model applies, where attention and the loss follow them: of scores and of logits.
-        options: settings that only this model has, or of which it follows other values.
-        attentions: how often a layer calls attention, with queries and keys of all heads.
-        mlp_matrices: of an MLP: 3 where one of them gates, else 2.
-        gated: whether a projection as wide as the queries gates what attention gives.
-        routes_heads: whether queries and attention's output are of experts, too.
-        own_mask: whether ``transformers`` makes its mask without ``position_ids``, in which it finds packed documents.
-        positions: the key that says how many positions are learnt, of a model that has an embedding for each.
-        hidden_kept: see :class:`preshard.schemas.model.dimensions.ModelDimensions`; as a dry run counts it.
-        since: the first version of ``transformers`` in which it trains.
-        alone: whether it is a model of its own, too, and not only part of one that reads images.
-    """
-
-    left_out: Mapping[str, Any] = field(default_factory=dict)
-    windowed: Windowed | None = None
-    passes_window: bool = False
-    groups: Literal["all", "window"] = "all"
-    has_states: bool = False
-    caps: tuple[str, ...] = ()
-    options: Mapping[str, Option] = field(default_factory=dict)
-    attentions: int = 1
-    mlp_matrices: int = 3
-    gated: bool = False
-    routes_heads: bool = False
-    own_mask: bool = False
-    positions: str = ""
-    hidden_kept: int = 8
-    since: Version = (5, 0)
-    alone: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,117 +45,6 @@ class FamilyFacts:
     options: Mapping[str, Option] = field(default_factory=dict)
     since: Version = (5, 0)
 
-
-def _all(_: Mapping[str, Any], layers: int) -> int:
-    return layers
-
-
-def _but_every(period: int, key: str = "") -> Windowed:
-    """Every ``period``-th layer sees all; the period may stand under a key."""
-    return lambda text, layers: layers - layers // int(text.get(key) or period)
-
-
-def _but_first_of(period: int) -> Windowed:
-    """The first of each ``period`` layers sees all."""
-    return lambda _, layers: layers - -(-layers // period)
-
-
-def _behind(text: Mapping[str, Any], layers: int) -> int:
-    """Layers from ``max_window_layers`` on have a window."""
-    return max(0, layers - int(text.get("max_window_layers", 28)))
-
-
-def _window(tokens: int, windowed: Windowed | None = None, **left_out: Any) -> LanguageModel:
-    """A model whose layers with a window say so."""
-    return LanguageModel(left_out={"sliding_window": tokens, **left_out}, windowed=windowed, passes_window=True)
-
-
-def _learnt(key: str, positions: int, **left_out: Any) -> LanguageModel:
-    """A model with an embedding for each position."""
-    return LanguageModel(left_out={key: positions, **left_out}, positions=key, mlp_matrices=2)
-
-
-_PLAIN = LanguageModel()
-_UNGATED = LanguageModel(mlp_matrices=2)
-_UNUSED: Mapping[str, Any] = {"use_sliding_window": False, "sliding_window": 4096}
-_FULL = ["full_attention"]
-_STATES = LanguageModel(
-    left_out={
-        **{"full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32},
-        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),
-    },
-    has_states=True,
-    gated=True,
-    since=(5, 23),
-)
-
-LANGUAGES: dict[str, LanguageModel] = {
-    **dict.fromkeys(("aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
-    **dict.fromkeys(("glm", "glm4", "glm4_moe", "granite", "granitemoe", "granitemoeshared"), _PLAIN),
-    **dict.fromkeys(("helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax"), _PLAIN),
-    **dict.fromkeys(("internlm3", "iquestcoder", "llama", "minimax_m2", "olmo", "olmo2"), _PLAIN),
-    **dict.fromkeys(("olmoe", "solar_open"), _PLAIN),
-    **dict.fromkeys(("apertus", "arcee", "gpt_neox", "jais2", "persimmon"), _UNGATED),
-    **dict.fromkeys(("mixtral", "phi3"), LanguageModel(windowed=_all, passes_window=True)),
-    "starcoder2": LanguageModel(windowed=_all, passes_window=True, mlp_matrices=2),
-    **dict.fromkeys(("qwen2", "qwen3"), LanguageModel(left_out=_UNUSED, windowed=_behind, passes_window=True)),
-    **dict.fromkeys(("qwen3_moe", "smollm3"), LanguageModel(left_out=_UNUSED, passes_window=True)),
-    **dict.fromkeys(("exaone4", "exaone_moe"), _window(4096)),
-    **dict.fromkeys(("ministral", "mistral"), _window(4096, _all)),
-    **dict.fromkeys(("granite_swa", "granitemoe_swa"), _window(128, _but_first_of(4))),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _STATES),
-    "afmoe": replace(_window(1024, _but_every(4, "global_attn_every_n_layers")), own_mask=True, gated=True),
-    "biogpt": replace(_learnt("max_position_embeddings", 1024, attention_probs_dropout_prob=0.1), own_mask=True),
-    "cwm": _window(8192),
-    "diffllama": LanguageModel(attentions=2),
-    "dots1": _window(4096, layer_types=_FULL),
-    "ernie4_5_moe": LanguageModel(options={"use_bias": ((None, False), *HEAD[1:])}),  # of the output projection, too
-    "flint": _window(513),
-    **dict.fromkeys(
-        ("gemma2", "vaultgemma"),
-        LanguageModel(
-            left_out={"sliding_window": 4096, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
-            windowed=_but_every(2),
-            passes_window=True,
-            caps=CAPS,
-        ),
-    ),
-    "gemma3_text": LanguageModel(
-        left_out={
-            **{"sliding_window": 4096, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
-            "vocab_size": 262_208,
-        },
-        windowed=_but_every(6, "sliding_window_pattern"),
-        passes_window=True,
-        hidden_kept=18,
-    ),
-    "gemma4_text": LanguageModel(
-        left_out={"sliding_window": 512, "full_attention_interval": 6, "global_head_dim": 512},
-        windowed=lambda _, layers: layers - -(-layers // 6),  # the last one sees all, too
-        passes_window=True,
-        groups="window",
-        caps=CAPS[1:],
-        options={"use_bidirectional_attention": ((None, False, "vision"), *BIDIRECTIONAL[1:])},
-    ),
-    "gpt2": _learnt("n_positions", 1024, attn_pdrop=0.1),
-    "gpt_bigcode": _learnt("n_positions", 1024, attn_pdrop=0.1),
-    "gpt_oss": replace(_window(128, _but_every(2)), own_mask=True),
-    "hunyuan_v1_moe": LanguageModel(left_out={"num_shared_experts": 1}),
-    "kolibri1": _window(513, _but_every(5)),
-    "jetmoe": LanguageModel(routes_heads=True),
-    "laguna": _window(512, layer_types=_FULL),
-    "mellum": _window(1024, layer_types=_FULL),
-    "ministral3": LanguageModel(passes_window=True),
-    "olmo3": _window(4096, _but_every(4)),
-    "opt": replace(_learnt("max_position_embeddings", 2048), own_mask=True),
-    "phimoe": LanguageModel(windowed=_all),
-    "qwen2_5_vl_text": LanguageModel(left_out=_UNUSED, windowed=_behind, alone=False),
-    "qwen2_moe": LanguageModel(left_out=_UNUSED),
-    "seed_oss": LanguageModel(left_out={"attention_dropout": 0.1}),
-}
-"""Language models that are followed; :data:`PART` is what one is that only stands in a family below."""
-
-PART = LanguageModel(left_out=_UNUSED, alone=False)
 
 FAMILIES: dict[str, FamilyFacts] = {
     "qwen3_vl": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen3_vl_text",)),
@@ -237,14 +76,3 @@ FAMILIES: dict[str, FamilyFacts] = {
 
 INPUTS: dict[str, str] = {facts.inputs: name for name, facts in reversed(FAMILIES.items())}
 """The first family that takes pictures in each form."""
-
-
-def language_model(model_type: str) -> LanguageModel:
-    """Returns the entry of a language model that is followed."""
-    return LANGUAGES.get(model_type, PART)
-
-
-def of_layer(text: Mapping[str, Any], names: Sequence[str], layer: int) -> int:
-    """A setting that has one of several names, for a layer; 0 if it is left out."""
-    found = next((value for name in names if (value := text.get(name))), 0)
-    return int(found[layer] if isinstance(found, list | tuple) else found)

@@ -13,10 +13,8 @@ from typing import Any
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks
-from preshard.schemas.model.families import BIDIRECTIONAL, FAMILIES, HEAD, LANGUAGES, Option, language_model
-
-LAYERS = ("full_attention", "sliding_attention")
-"""Kinds of layers, as ``layer_types`` names them. Those with a window see a whole pack that is no longer than it."""
+from preshard.schemas.model.families import BIDIRECTIONAL, FAMILIES, HEAD, Option
+from preshard.schemas.model.languages import LAYERS, language_model, text_of, window_of
 
 ROTARY = ("default", "linear", "llama3", "yarn", "mrope", "proportional")
 """Rotary positions whose frequencies do not depend on a sequence's length."""
@@ -84,7 +82,7 @@ def check_followed(config: Mapping[str, Any], asked: str) -> None:
     Raises:
         ConfigError: a kind of layer, or an option of one, is not on the lists above.
     """
-    text, kind = _text_of(config)
+    text, kind = text_of(config)
     outer = str(config.get("model_type", ""))
     family, language = FAMILIES.get(outer), language_model(kind)
     if not (kind in family.text if family else language.alone):
@@ -114,19 +112,6 @@ def check_followed(config: Mapping[str, Any], asked: str) -> None:
             )
 
 
-def window_of(config: Mapping[str, Any]) -> int | None:
-    """The tokens that a layer with a sliding window sees, None if no layer has one.
-
-    Args:
-        config: of a followed model, as for :func:`check_followed`.
-    """
-    text, _ = _text_of(config)
-    kinds = text.get("layer_types") or LAYERS
-    has_windows = "sliding_attention" in kinds and text.get("use_sliding_window") in (None, True)
-    window: int | None = text.get("sliding_window") if has_windows else None
-    return window
-
-
 def layer_masks(config: Mapping[str, Any], seq_len: int, asked: str) -> LayerMasks | None:
     """Numbers of a model's layers with each mask; None if none has a window that is shorter than packs.
 
@@ -139,7 +124,7 @@ def layer_masks(config: Mapping[str, Any], seq_len: int, asked: str) -> LayerMas
     Raises:
         ConfigError: neither ``layer_types`` nor the kind of model says which layers have a window.
     """
-    text, kind = _text_of(config)
+    text, kind = text_of(config)
     language, window = language_model(kind), window_of(config)
     kinds, layers = text.get("layer_types"), text.get("num_hidden_layers")
     if window is None or window >= seq_len:
@@ -165,7 +150,7 @@ def hidden_window_of(config: Mapping[str, Any]) -> int | None:
     Args:
         config: of a followed model, as for :func:`check_followed`.
     """
-    return None if language_model(_text_of(config)[1]).passes_window else window_of(config)
+    return None if language_model(text_of(config)[1]).passes_window else window_of(config)
 
 
 def check_window(window: int | None, seq_len: int, asked: str) -> None:
@@ -197,7 +182,7 @@ def check_positions(config: Mapping[str, Any], seq_len: int, asked: str) -> None
     Raises:
         ConfigError: they may.
     """
-    text, kind = _text_of(config)
+    text, kind = text_of(config)
     key = language_model(kind).positions
     positions = text.get(key)
     if isinstance(positions, int) and positions < seq_len:
@@ -205,18 +190,6 @@ def check_positions(config: Mapping[str, Any], seq_len: int, asked: str) -> None
             f"{asked} has learnt {positions} positions ({key} of config.json), and documents in packs of {seq_len} "
             f"tokens may be longer: pack with seq_len={positions} or less"
         )
-
-
-def _text_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """The language part's settings with the defaults that matter, and its ``model_type``."""
-    outer = str(config.get("model_type", ""))
-    if outer not in FAMILIES:
-        known = LANGUAGES.get(outer)
-        return {**(known.left_out if known else {}), **config}, outer
-    nested = config.get("text_config")
-    text = nested if isinstance(nested, dict) else {**config, "model_type": None}
-    kind = str(text.get("model_type") or FAMILIES[outer].text[0])
-    return {**language_model(kind).left_out, **text}, kind
 
 
 def _odd_layers(text: Mapping[str, Any], model_type: str) -> str:

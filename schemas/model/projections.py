@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from preshard.schemas.model.families import LanguageModel
+from preshard.schemas.model.languages import LanguageModel
 
 
 class Heads(NamedTuple):

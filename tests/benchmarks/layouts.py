@@ -28,8 +28,9 @@ from preshard.packer_service.layout.deals import round_robin
 from preshard.packer_service.layout.mask import MaskIndex, full_and_window
 from preshard.packer_service.layout.measures import LayoutMeasures, measure_layout
 from preshard.packer_service.layout.solve import runs_from_owners, solve_layouts
-from preshard.schemas.layout import SCHEMES, TokenLayout, zigzag_runs
+from preshard.schemas.layout import SCHEMES, TokenLayout
 from preshard.schemas.manifest import LayerMasks
+from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays, drop_groups
 
 BLOCK = 128

@@ -43,9 +43,9 @@ LOOKUPS = 20_000
 
 def write_dataset(folder: Path, packs: int, per_shard: int) -> None:
     """Manifest and ``packs.parquet``, with values of the sizes that a run over video has."""
-    from preshard.schemas.codec import encode_json
     from preshard.schemas.config import PackConfig
     from preshard.schemas.dataset.manifest_parts import manifest_parts
+    from preshard.schemas.encode import encode_json
     from preshard.schemas.manifest import (
         FORMAT_VERSION,
         TABLE_FILES,

@@ -32,7 +32,7 @@ from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
-from preshard.schemas.dataset.manifest_parts import decode_manifest  # noqa: E402
+from preshard.schemas.dataset.read_manifest import decode_manifest  # noqa: E402
 from preshard.schemas.manifest import MANIFEST, Manifest  # noqa: E402
 
 SMALL_FILE_REQUESTS = 2

@@ -21,9 +21,9 @@ from preshard.packer_service.job.plan import PLAN_FOLDER, Planned, PlannedShardR
 from preshard.packer_service.job.writing.records import ShardRecord, encode_record, record_name
 from preshard.packer_service.plan.cost import CostModel
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.codec import sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.manifest import WORK, ShardEntry
+from preshard.schemas.members import sample_key
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 from tests.support.made_records import made_measures
 

@@ -31,8 +31,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from machine import hardware  # noqa: E402
 from service_dataset import write_dataset  # noqa: E402
 
-from preshard.schemas.codec import shard_name  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
+from preshard.schemas.members import shard_name  # noqa: E402
 from tests.support.served import descendants, memory_bytes, processor_seconds, served  # noqa: E402
 
 SHARD_SORTS = ("-attention", "-gather_path", "-images", "-image_load", "-traffic", "-bytes", "-fill")

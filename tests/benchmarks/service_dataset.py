@@ -23,11 +23,12 @@ from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.report.stored import write_figures
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.codec import encode_json, sample_key, shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import seal_manifest
 from preshard.schemas.dataset.measures import MEASURES, MeasureOrder
+from preshard.schemas.encode import encode_json
 from preshard.schemas.manifest import FORMAT_VERSION, Counts, Manifest, ShardEntry, TableEntry, TokenizerEntry
+from preshard.schemas.members import sample_key, shard_name
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 
 SOLVED = 128

@@ -20,7 +20,7 @@ from preshard.packer_service.plan.cost import CostModel, causal_area
 from preshard.packer_service.plan.make import Plan, make_plan
 from preshard.packer_service.plan.order import straggler_ratio
 from preshard.schemas.config import PackConfig
-from preshard.trainer.data.mixture import turns, whole_shares
+from preshard.trainer.extra.mixture import turns, whole_shares
 
 DOCUMENTS = 200_000
 

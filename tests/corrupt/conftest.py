@@ -34,17 +34,19 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.verify import Verdict
-from preshard.schemas.boundaries import UnitParts, unit_parts
-from preshard.schemas.codec import crc32c, encode_index, tar_member
-from preshard.schemas.codec import encode_json as encode_record
 from preshard.schemas.config import parse_config
 from preshard.schemas.dataset.identity import dataset_id
 from preshard.schemas.dataset.manifest_parts import seal_manifest
 from preshard.schemas.dataset.measures import MeasureOrder
-from preshard.schemas.files.npz import decode_arrays, encode_arrays
+from preshard.schemas.encode import encode_index, tar_member
+from preshard.schemas.encode import encode_json as encode_record
+from preshard.schemas.files.npz import decode_arrays
+from preshard.schemas.files.npz_write import encode_arrays
 from preshard.schemas.header import read_member
-from preshard.schemas.layout import TokenLayout, segment_edges, zigzag_runs
+from preshard.schemas.layout import TokenLayout, UnitParts, segment_edges, unit_parts
 from preshard.schemas.manifest import LayerMasks, Manifest
+from preshard.schemas.members import crc32c
+from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import PackedSequence
 from preshard.schemas.tables import TABLES
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from changed_places import add, put
 
-from preshard.schemas.codec import tar_member
+from preshard.schemas.encode import tar_member
 from preshard.schemas.errors import FORMAT_RULES
 
 breaks = pytest.mark.breaks

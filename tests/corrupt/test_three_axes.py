@@ -12,7 +12,7 @@ import pytest
 
 from preshard.packer_service.packs.rendered import grid_positions
 from preshard.packer_service.verify import Verdict
-from preshard.schemas.codec import crc32c
+from preshard.schemas.members import crc32c
 
 MERGE = 2
 """A crop of the tiny configuration has 4 x 4 patches and four rows."""

@@ -22,8 +22,10 @@ from torch import Tensor
 from preshard.attention import ContextParallel
 from preshard.data import PackedDataset
 from preshard.models import PackedModel, compile_blocks, load_model
-from preshard.schemas.layout import SCHEMES, TokenLayout, define_runs, rank_positions
-from preshard.schemas.sequence import MaskArrays, needed_blocks
+from preshard.schemas.layout import SCHEMES, TokenLayout, rank_positions
+from preshard.schemas.needs import needed_blocks
+from preshard.schemas.schemes import define_runs
+from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.kernels import flex
 from preshard.trainer.attention.mask import MaskTensors

@@ -40,9 +40,11 @@ from preshard.packer_service.demo.source import write_demo_source  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.progress import NoProgress  # noqa: E402
-from preshard.schemas.codec import HEAD, HEADER_MEMBERS, crc32c, sample_key, tar_member  # noqa: E402
-from preshard.schemas.files.npz import decode_arrays, encode_arrays  # noqa: E402
+from preshard.schemas.encode import tar_member  # noqa: E402
+from preshard.schemas.files.npz import decode_arrays  # noqa: E402
+from preshard.schemas.files.npz_write import encode_arrays  # noqa: E402
 from preshard.schemas.header import read_member  # noqa: E402
+from preshard.schemas.members import HEAD, HEADER_MEMBERS, crc32c, sample_key  # noqa: E402
 from preshard.schemas.tables import TABLES  # noqa: E402
 from tests.support.hostile_bytes import bomb_of_zeros, claim_of_shape  # noqa: E402
 from tests.support.hostile_datasets import put_table, read_manifest, seal  # noqa: E402

@@ -21,10 +21,10 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.runtime.executors import PlainExecutor
-from preshard.schemas.codec import decode_layouts, decode_sequence
 from preshard.schemas.config import PackConfig
 from preshard.schemas.header import SampleHead, decode_head
 from preshard.schemas.layout import TokenLayout, rank_positions, slice_positions
+from preshard.schemas.members import decode_layouts, decode_sequence
 from preshard.schemas.sequence import PackedSequence, dense_mask
 
 BASE = "/v1/datasets/tiny"

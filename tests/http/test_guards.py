@@ -71,8 +71,9 @@ def test_a_manifest_names_no_file_outside_of_its_dataset(
     root: Path, start: Callable[..., TestClient], tmp_path: Path
 ) -> None:
     """Fails when a hostile dataset, its hashes all in order, makes the service read another file."""
-    from preshard.schemas.codec import encode_json
-    from preshard.schemas.dataset.manifest_parts import decode_manifest, seal_manifest
+    from preshard.schemas.dataset.manifest_parts import seal_manifest
+    from preshard.schemas.dataset.read_manifest import decode_manifest
+    from preshard.schemas.encode import encode_json
 
     (tmp_path / "secret.tar").write_bytes(SECRET.encode() * 100)
     path = root / "one" / "manifest.json"
@@ -103,8 +104,9 @@ def test_a_tokenizer_is_opened_only_where_the_service_was_told(
     root: Path, start: Callable[..., TestClient], tmp_path: Path
 ) -> None:
     """Fails when the path in a dataset's configuration, which any manifest can set, is opened."""
-    from preshard.schemas.codec import encode_json
-    from preshard.schemas.dataset.manifest_parts import decode_manifest, seal_manifest
+    from preshard.schemas.dataset.manifest_parts import seal_manifest
+    from preshard.schemas.dataset.read_manifest import decode_manifest
+    from preshard.schemas.encode import encode_json
 
     path = root / "one" / "manifest.json"
     manifest = decode_manifest(path.read_bytes(), "")
@@ -123,8 +125,9 @@ def test_text_is_read_with_the_tokenizer_that_the_dataset_carries(root: Path, st
     from tokenizers.models import WordLevel
 
     import preshard
-    from preshard.schemas.codec import encode_json
-    from preshard.schemas.dataset.manifest_parts import decode_manifest, seal_manifest
+    from preshard.schemas.dataset.manifest_parts import seal_manifest
+    from preshard.schemas.dataset.read_manifest import decode_manifest
+    from preshard.schemas.encode import encode_json
     from preshard.schemas.manifest import CarriedFile
 
     client = start(root)

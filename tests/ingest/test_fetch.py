@@ -9,7 +9,7 @@ import pytest
 
 from preshard.packer_service.ingest import fetch
 from preshard.packer_service.ingest.fetch import Range, read_range, read_ranges, recent_values
-from preshard.schemas.files.regular import FileRefusedError
+from preshard.schemas.files.filesystem import FileRefusedError
 
 
 @pytest.fixture

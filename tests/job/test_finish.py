@@ -20,8 +20,8 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import WorkError
 from preshard.schemas.dataset.identity import dataset_id
-from preshard.schemas.dataset.manifest_parts import decode_manifest
 from preshard.schemas.dataset.measures import MeasureOrder
+from preshard.schemas.dataset.read_manifest import decode_manifest
 from preshard.schemas.manifest import FIGURES, MANIFEST, WORK
 from preshard.schemas.tables import TABLES
 

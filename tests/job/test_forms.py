@@ -22,7 +22,7 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.text.load import load_tokenizer
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
-from preshard.schemas.dataset.manifest_parts import decode_manifest
+from preshard.schemas.dataset.read_manifest import decode_manifest
 
 SETTINGS = [
     *("seq_len=2048", "vision.image_size=28", "vision.pool_size=2", "layouts=[contiguous]"),

@@ -25,7 +25,7 @@ from preshard.packer_service.job.planning import column_types
 from preshard.packer_service.job.planning.where import check_where, filtered_rows
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.verify import verify_dataset
-from preshard.schemas.dataset.manifest_parts import decode_manifest
+from preshard.schemas.dataset.read_manifest import decode_manifest
 from preshard.schemas.errors import ConfigError, DocumentError
 
 SETTINGS = ["seq_len=128", "block_size=16", "cp_sizes=[1]", "ring_degrees=[1]", "max_images=null"]

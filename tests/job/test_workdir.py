@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.job.pack import pack
-from preshard.schemas.codec import encode_index
 from preshard.schemas.config import PackConfig
+from preshard.schemas.encode import encode_index
 
 
 def files(folder: Path) -> dict[str, bytes]:

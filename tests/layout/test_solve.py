@@ -11,7 +11,8 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.layout.solve import solve_layouts
 from preshard.schemas.errors import LayoutError
-from preshard.schemas.layout import SCHEMES, TokenLayout, check_partition, slice_positions, zigzag_runs
+from preshard.schemas.layout import SCHEMES, TokenLayout, check_partition, slice_positions
+from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.tiles import chunk_incidence, tile_map, tiles_by_rank, whole_tiles
-from preshard.schemas.layout import zigzag_runs
+from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays, dense_mask
 
 

@@ -11,7 +11,8 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.layout.needs import keys_fetched
 from preshard.packer_service.layout.tiles import tiles_by_rank, whole_tiles
-from preshard.schemas.layout import TokenLayout, define_runs
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.schemes import define_runs
 from preshard.schemas.sequence import MaskArrays, drop_groups
 
 

@@ -15,7 +15,7 @@ from preshard.packer_service.plan.mixture import check_mixture, count_copies, ph
 from preshard.packer_service.plan.order import whole_groups
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.schemas.config import PackConfig, parse_config
-from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.dataset.step_order import mix64
 from preshard.schemas.errors import ConfigError
 
 HASHES = mix64(np.arange(40_000, dtype=np.uint64))

@@ -26,7 +26,7 @@ from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.manifest_parts import decode_manifest
+from preshard.schemas.dataset.read_manifest import decode_manifest
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.filesystem import join, locate
 

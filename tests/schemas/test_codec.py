@@ -13,17 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from preshard.schemas.codec import (
-    TAR_END,
-    decode_index,
-    decode_layouts,
-    decode_sequence,
-    encode_index,
-    sample_key,
-    tar_header,
-    tar_member,
-)
-from preshard.schemas.dataset.manifest_parts import decode_manifest
+from preshard.schemas.dataset.read_manifest import decode_manifest
+from preshard.schemas.encode import TAR_END, decode_index, encode_index, tar_header, tar_member
 from preshard.schemas.errors import (
     FORMAT_RULES,
     ColumnsInvalid,
@@ -33,8 +24,9 @@ from preshard.schemas.errors import (
     SampleHeadInvalid,
     SequenceInvalid,
 )
-from preshard.schemas.files.npz import encode_arrays
+from preshard.schemas.files.npz_write import encode_arrays
 from preshard.schemas.header import StoredImage, decode_head
+from preshard.schemas.members import decode_layouts, decode_sequence, sample_key
 from preshard.schemas.sequence import SEQUENCE_DTYPES
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from preshard.schemas.codec import encode_json
 from preshard.schemas.config import PackConfig, parse_config
-from preshard.schemas.dataset.manifest_parts import decode_manifest, seal_manifest, stored_config
+from preshard.schemas.dataset.manifest_parts import seal_manifest, stored_config
 from preshard.schemas.dataset.measures import BLOCK_VALUES, measure_groups
+from preshard.schemas.dataset.read_manifest import decode_manifest
+from preshard.schemas.encode import encode_json
 from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import first_violation, nearest_multiples, violations_of
 from preshard.schemas.header import DocumentSpan

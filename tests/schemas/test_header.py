@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from preshard.schemas.codec import HEADER_MEMBERS, sample_key, tar_member
 from preshard.schemas.config import PackConfig
+from preshard.schemas.encode import tar_member
 from preshard.schemas.errors import (
     FormatError,
     LayoutsInvalid,
@@ -20,6 +20,7 @@ from preshard.schemas.errors import (
     SequenceInvalid,
 )
 from preshard.schemas.header import decode_header, read_member
+from preshard.schemas.members import HEADER_MEMBERS, sample_key
 
 
 @pytest.fixture(scope="module")

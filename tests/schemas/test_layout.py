@@ -12,14 +12,12 @@ from preshard.schemas.layout import (
     TokenLayout,
     boundaries_from_edges,
     check_partition,
-    contiguous_runs,
     layout_name,
-    merge_adjacent,
     rank_positions,
     segment_edges,
     slice_positions,
-    zigzag_runs,
 )
+from preshard.schemas.schemes import contiguous_runs, merge_adjacent, zigzag_runs
 
 RUNS = np.array([[0, 0, 2], [0, 9, 3], [0, 4, 1], [1, 2, 2], [1, 5, 4]], np.int32)
 

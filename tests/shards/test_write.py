@@ -17,9 +17,10 @@ from preshard.packer_service.packs.crop import Crop
 from preshard.packer_service.packs.sample import EncodedSample, encode_sample
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.shards.write import WRITTEN_BYTES, write_shard
-from preshard.schemas.codec import crc32c, decode_index, decode_layouts, decode_sequence
+from preshard.schemas.encode import decode_index
 from preshard.schemas.header import SampleHead, decode_head
 from preshard.schemas.layout import TokenLayout
+from preshard.schemas.members import crc32c, decode_layouts, decode_sequence
 from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
 
 

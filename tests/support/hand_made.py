@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from preshard.schemas.layout import TokenLayout, slice_positions, zigzag_runs
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX
 from preshard.trainer.data.batch import RankBatch
 

@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from preshard.schemas.codec import HEAD, HEADER_MEMBERS, crc32c, sample_key, tar_member
+from preshard.schemas.encode import tar_member
 from preshard.schemas.header import read_member
+from preshard.schemas.members import HEAD, HEADER_MEMBERS, crc32c, sample_key
 from preshard.schemas.tables import TABLES
 from tests.support.hostile_bytes import bomb_of_zeros, claim_of_rows, claim_of_shape
 

@@ -15,11 +15,12 @@ from preshard.packer_service.job.finish import Finished, finish
 from preshard.packer_service.job.writing.records import ShardRecord, encode_record, record_name
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.codec import TAR_END, encode_index, sample_key, shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.identity import PLAN_COLUMNS
 from preshard.schemas.dataset.measures import MEASURES, measure_groups
+from preshard.schemas.encode import TAR_END, encode_index
 from preshard.schemas.manifest import SHARDS, WORK, ShardEntry, TokenizerEntry
+from preshard.schemas.members import sample_key, shard_name
 from preshard.schemas.tables import DOCUMENTS, PACKS, REJECTS
 
 CONFIG = PackConfig(layouts=("contiguous",), ring_degrees=(1,), cp_sizes=(1, 2), packs_per_shard=4)

@@ -23,7 +23,7 @@ from preshard.packer_service.verify import dataset as verifying
 from preshard.packer_service.verify import verify_dataset
 from preshard.packer_service.verify.verdict import Verdict
 from preshard.schemas.boundaries import image_edges
-from preshard.schemas.layout import contiguous_runs, define_runs
+from preshard.schemas.schemes import contiguous_runs, define_runs
 
 SETTINGS = [
     "seq_len=512", "block_size=64", "cp_sizes=[2]", "ring_degrees=[2]", "vision.image_size=56", "packs_per_shard=2"

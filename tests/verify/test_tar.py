@@ -10,7 +10,7 @@ import pytest
 import webdataset
 
 from preshard.packer_service.verify.tar import TarScan
-from preshard.schemas.codec import TAR_END, tar_member
+from preshard.schemas.encode import TAR_END, tar_member
 
 SAMPLES = [
     [("0.json", b"{}"), ("0.0000.jpg", b"x" * 700)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -15,7 +16,6 @@ from preshard.schemas.model.devices import DeviceName
 from preshard.schemas.model.savings import Offload, Recompute
 from preshard.trainer.attention.bind import Kind
 from preshard.trainer.core.mesh import CpFsdp
-from preshard.trainer.data.mixture import parse_weighted
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -268,3 +268,13 @@ def make_config(values: dict[str, object]) -> TrainConfig:
         if not violation.place:
             raise ConfigError(violation.message) from None
         raise ConfigError(f"{option(violation.path)} is {values.get(violation.path)}; {violation.message}") from None
+
+
+def parse_weighted(text: str) -> tuple[str, float | None]:
+    """Splits ``PATH:WEIGHT`` at its last colon, if a number follows it: paths may have colons of their own.
+
+    ``s3://bucket/a:0.7`` is the path ``s3://bucket/a``; ``C:/data`` has no weight. A path that itself ends in a colon
+    and a number needs a weight behind it.
+    """
+    found = re.fullmatch(r"(.+):([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)", text)
+    return (found[1], float(found[2])) if found is not None else (text, None)

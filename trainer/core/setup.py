@@ -196,7 +196,7 @@ def _check_model(
     if (states := load_states(model)) is not None:
         states.check_states(model, config.cp_size)
     for dataset in datasets:
-        check_dataset(model, dataset.files.manifest, dataset.config.seq_len)
+        check_dataset(model, dataset.files.manifest, dataset.files.config.seq_len)
     on_cuda, memory = device_type == "cuda", None
     given: dict[str, Any] = {"dtype": config.dtype, "compile": config.compile, "recompute": config.recompute}
     if config.dtype == "auto":

@@ -11,15 +11,14 @@ from typing import Any, Literal
 from pyarrow.fs import FileSystem
 from torch.utils.data import IterableDataset
 
-from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.files.printed import several
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
-from preshard.trainer.data.mixture import EndlessEpochs, check_alike, whole_shares
-from preshard.trainer.data.order import SeparateEpochs
+from preshard.trainer.data.order import EndlessEpochs, SeparateEpochs
 from preshard.trainer.data.position import Position
 from preshard.trainer.data.reader import PackReader, RankPart
+from preshard.trainer.extras import load_extra
 
 Weighted = tuple[str | Path, float]
 """A dataset's folder, and its weight in a mixture."""
@@ -118,9 +117,11 @@ class PackedDataset(IterableDataset[RankBatch]):
         return self.readers[0].files
 
     @property
-    def config(self) -> PackConfig:
-        """The configuration the dataset was packed with; that of the first one of a mixture."""
-        return self.readers[0].config
+    def config(self) -> Any:
+        """The configuration the dataset was packed with, a ``PackConfig``; that of the first one of a mixture. What
+        reading needs of it is ``files.config``.
+        """
+        return load_extra("whole_config").stored_config(self.files.manifest)
 
     @property
     def is_mixture(self) -> bool:
@@ -238,8 +239,9 @@ def _stream(
         return EndlessEpochs(sizes, windows=windows, shares=[1], seed=seed, phases=phases), ids[0]
     if tail == "drop":
         raise ReaderError("tail is 'drop', and a mixture of datasets has no epoch that ends: leave it out")
-    check_alike([(reader.files.location, reader.files.manifest, reader.config) for reader in readers])
-    shares = whole_shares(weights)
+    mixture = load_extra("mixture")
+    mixture.check_alike([(reader.files.location, reader.files.manifest) for reader in readers])
+    shares: list[int] = mixture.whole_shares(weights)
     name = " + ".join(f"{share} x {each}" for share, each in zip(shares, ids, strict=True))
     return EndlessEpochs(sizes, windows=windows, shares=shares, seed=seed, phases=phases), name
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from preshard.schemas.dataset.manifest_parts import read_manifest_head, stored_config
+from preshard.schemas.dataset.read_manifest import read_manifest_head
 from preshard.schemas.errors import (
     ConfigError,
     FormatError,
@@ -21,10 +21,10 @@ from preshard.schemas.errors import (
     TableChanged,
     TableMissing,
 )
-from preshard.schemas.files.filesystem import locate
-from preshard.schemas.files.regular import open_regular
+from preshard.schemas.files.filesystem import locate, open_regular
 from preshard.schemas.files.secrets import without_secrets
 from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, SHARDS, ManifestHead
+from preshard.schemas.read_config import ReadConfig, read_config
 from preshard.trainer.data.pack_index import PACKS_TABLE, WHOLE_TABLE, PackIndex
 
 OPEN_SHARDS = 16
@@ -55,6 +55,7 @@ class DatasetFiles:
         why = ": not a dataset, or packing has not finished"
         with self._open_file(MANIFEST, ManifestMissing, why, LARGEST_MANIFEST) as file:
             self.manifest: ManifestHead = read_manifest_head(file, MANIFEST)
+        self.config: ReadConfig = read_config(self.manifest)
 
     def _located(self) -> tuple[fs.FileSystem, str]:
         try:
@@ -78,19 +79,18 @@ class DatasetFiles:
             ReaderError: no folder holds the places of a large dataset's packs.
         """
         entry = self.manifest.table(PACKS_TABLE)
-        packs_per_shard = stored_config(self.manifest).packs_per_shard
         if entry.bytes > WHOLE_TABLE:
             with self.open_packs() as file:
                 size = file.size()
             if size != entry.bytes:
                 raise TableChanged(PACKS_TABLE, f"has {size} bytes, not {entry.bytes}")
-            return PackIndex.of_file(self.open_packs, entry, packs_per_shard=packs_per_shard)
+            return PackIndex.of_file(self.open_packs, entry, packs_per_shard=self.config.packs_per_shard)
         with self.open_packs() as file:
             data: bytes = file.read(entry.bytes + 1)
         digest = hashlib.sha256(data).hexdigest()
         if digest != entry.sha256:
             raise TableChanged(PACKS_TABLE, f"has SHA-256 {digest}, not {entry.sha256}")
-        return PackIndex.of_bytes(data, self.manifest.counts.packs, packs_per_shard=packs_per_shard)
+        return PackIndex.of_bytes(data, self.manifest.counts.packs, packs_per_shard=self.config.packs_per_shard)
 
     def open_packs(self) -> pa.NativeFile:
         """Opens ``packs.parquet``.

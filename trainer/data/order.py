@@ -1,14 +1,15 @@
-"""The order in which an epoch takes the packs: a pure function of the seed, the epoch and the stored order."""
+"""The order in which epochs take the packs: a pure function of the seed, the epoch and the stored order."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from preshard.schemas.dataset.document_ids import mix64
-from preshard.schemas.dataset.step_order import places_in_group, rest_order
+from preshard.schemas.dataset.step_order import mix64, places_in_group, rest_order
+from preshard.trainer.extras import load_extra
 
 
 class EpochOrder:
@@ -128,3 +129,90 @@ def _hash(numbers: Int64[np.ndarray, "n"], seed: int, epoch: int) -> UInt64[np.n
     for value in (np.uint64(seed % 2**64), np.uint64(epoch % 2**64), numbers.astype(np.uint64)):
         state = mix64(state + value)
     return state
+
+
+class EndlessEpochs:
+    """The endless stream of packs of one or several datasets.
+
+    It consists of chunks, each from one dataset: as many packs as divide the ``order.window`` of all of them, so that a
+    step lies in one chunk and its packs cost nearly the same. Each dataset goes through epochs of its own, each a
+    shuffle of all its packs; where an epoch does not end with a chunk, the next one begins in it.
+
+    An epoch of the stream is as many packs as the datasets have together. No pack is left out at its end: a step may
+    begin in one epoch and end in the next.
+
+    Args:
+        sizes: packs of each dataset.
+        windows: ``order.window`` of each.
+        shares: how often each has its turn, in whole numbers (:func:`preshard.trainer.extra.mixture.whole_shares`).
+        seed: chooses the orders of the datasets' epochs.
+        phases: of each, as of :class:`~preshard.trainer.data.order.EpochOrder`.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        windows: Sequence[int],
+        shares: Sequence[int],
+        seed: int,
+        phases: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self._phases = phases or [()] * len(sizes)
+        self.n_packs = sum(sizes)
+        self.chunk = math.gcd(*windows)
+        self._sizes, self._windows, self._seed = list(sizes), list(windows), seed
+        self._turns = np.zeros(1, np.int64) if len(sizes) == 1 else load_extra("mixture").turns(shares)
+        self._per_period = np.bincount(self._turns, minlength=len(sizes))
+        self._earlier = np.empty_like(self._turns)
+        for i in range(len(sizes)):
+            mine = np.flatnonzero(self._turns == i)
+            self._earlier[mine] = np.arange(len(mine))
+        self._orders: dict[int, tuple[int, EpochOrder]] = {}
+
+    def place(self, epoch: int, position: int) -> tuple[int, int]:
+        """Dataset and pack at a position of an epoch of the stream."""
+        chunk, inside = divmod(epoch * self.n_packs + position, self.chunk)
+        period, turn = divmod(chunk, len(self._turns))
+        dataset = int(self._turns[turn])
+        chunks_before = period * int(self._per_period[dataset]) + int(self._earlier[turn])
+        of_dataset, place = divmod(chunks_before * self.chunk + inside, self._sizes[dataset])
+        return dataset, int(self._order(dataset, of_dataset).packs_at(np.array([place]))[0])
+
+    def _order(self, dataset: int, epoch: int) -> EpochOrder:
+        known = self._orders.get(dataset)
+        if known is None or known[0] != epoch:
+            size = self._sizes[dataset]
+            order = EpochOrder(
+                size,
+                window=self._windows[dataset],
+                seed=self._seed,
+                epoch=epoch,
+                phases=self._phases[dataset],
+                chunk=self.chunk,
+                begun=epoch * size % self.chunk,
+            )
+            known = self._orders[dataset] = (epoch, order)
+        return known[1]
+
+    def steps_left(self, position: int, dp_size: int) -> int:
+        """Steps from a position on that begin before the epoch's end; the last one may end in the next epoch."""
+        return -(-(self.n_packs - position) // dp_size)
+
+    def normal(self, epoch: int, position: int) -> tuple[int, int]:
+        """A position as a state has it: with the epoch that the next pack belongs to."""
+        return divmod(epoch * self.n_packs + position, self.n_packs)
+
+    def first_position(self, epoch: int, after: tuple[int, int], dp_size: int) -> int:
+        """Position of the first step that begins in an epoch: of those that follow each other from ``after`` on, which
+        an earlier job with another ``dp_size`` may have reached; before that, from the start of the stream on.
+        """
+        earlier, position = after if 0 < epoch >= after[0] else (0, 0)
+        return (position - (epoch - earlier) * self.n_packs) % dp_size
+
+    def next_pass(self, epoch: int, position: int) -> tuple[int, int]:
+        """Place where a pass begins after one that ended at a position: with the very next pack."""
+        return self.normal(epoch, position)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_orders": {}}

@@ -12,8 +12,7 @@ from typing import Any
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.files.printed import several
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.data.mixture import EndlessEpochs
-from preshard.trainer.data.order import SeparateEpochs
+from preshard.trainer.data.order import EndlessEpochs, SeparateEpochs
 from preshard.trainer.data.worker import Share, finish_sending_at_exit, worker_share
 
 ReadPack = Callable[[int, int, int, dict[str, Any]], RankBatch]

@@ -14,11 +14,10 @@ from PIL import Image
 from pyarrow.fs import FileSystem
 from torch import Tensor
 
-from preshard.schemas.codec import TAR_BLOCK, check_member, image_member
-from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ImagesInvalid, MembersInvalid
 from preshard.schemas.header import SampleHead, StoredImage, most_pixels, read_member
 from preshard.schemas.layout import rank_positions
+from preshard.schemas.members import TAR_BLOCK, check_member, image_member
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, PADDING_DOC, MaskArrays, PackedSequence
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
@@ -130,7 +129,7 @@ class PackReader:
 
     def __init__(self, path: str | Path, part: RankPart, filesystem: FileSystem | None = None) -> None:
         self.files = DatasetFiles(path, filesystem)
-        self.config = stored_config(self.files.manifest)
+        self.config = self.files.config
         self.split = plan_split(
             self.config, layout=part.scheme, ring_degree=part.ring_degree, ulysses_degree=part.ulysses_degree
         )

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from preshard.schemas.boundaries import UnitParts, image_edges, unit_parts
-from preshard.schemas.codec import HEAD, LAYOUTS, SEQUENCE
-from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
     BoundariesInvalid,
     LayoutError,
@@ -21,18 +18,21 @@ from preshard.schemas.errors import (
 )
 from preshard.schemas.header import SampleHead, SampleHeader, Unit, decode_header
 from preshard.schemas.layout import (
-    BLOCK_SCHEMES,
     SCHEMES,
     TokenLayout,
+    UnitParts,
     boundaries_from_edges,
     check_partition,
-    define_runs,
     layout_name,
     segment_edges,
+    unit_parts,
 )
-from preshard.schemas.sequence import NOT_POOLED, PackedSequence, needed_blocks
+from preshard.schemas.members import HEAD, LAYOUTS, SEQUENCE
+from preshard.schemas.read_config import ReadConfig
+from preshard.schemas.sequence import NOT_POOLED, PackedSequence
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.pack_index import PackPlace
+from preshard.trainer.extras import load_extra
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class Split:
         return layout_name(self.scheme, self.ring_degree)
 
 
-def plan_split(config: PackConfig, *, layout: str, ring_degree: int, ulysses_degree: int) -> Split:
+def plan_split(config: ReadConfig, *, layout: str, ring_degree: int, ulysses_degree: int) -> Split:
     """Decides for a split what is read and what is derived.
 
     Layouts that have a definition (``contiguous``, ``zigzag``) and image boundaries are derived by the packer's own
@@ -71,71 +71,38 @@ def plan_split(config: PackConfig, *, layout: str, ring_degree: int, ulysses_deg
         ReaderError: a sample neither holds what the split needs nor lets it be derived; names what would do.
     """
     if layout not in SCHEMES:
-        raise ReaderError(f"layout is {layout!r}; the dataset was packed for {_listed(config.layouts)}: take one")
+        raise ReaderError(f"layout is {layout!r}; the dataset was packed for {listed(config.layouts)}: take one")
     for name, degree in (("ring_degree", ring_degree), ("ulysses_degree", ulysses_degree)):
         if degree < 1:
             raise ReaderError(f"{name} is {degree}; it must be at least 1")
     cp_size = ulysses_degree * ring_degree
     layout_stored = layout in config.layouts and ring_degree in config.ring_degrees
     if not layout_stored:
-        _check_derivable(config, layout, ring_degree)
+        load_extra("derived").check_derivable(config, layout, ring_degree)
     if config.seq_len % cp_size:
         raise ReaderError(
             f"ulysses_degree * ring_degree is {cp_size}, which does not divide the dataset's seq_len {config.seq_len}; "
-            f"it was packed for {_listed(config.cp_sizes)}: take one of these, or another divisor"
-        )
-    advice = []
-    if not layout_stored:
-        balanced = [scheme for scheme in config.layouts if scheme in BLOCK_SCHEMES] or BLOCK_SCHEMES
-        advice.append(
-            f"{layout_name(layout, ring_degree)} is not stored, so it is derived for every pack; packing with "
-            f"{ring_degree} among ring_degrees would add {' and '.join(balanced)}, whose slowest rank computes less"
+            f"it was packed for {listed(config.cp_sizes)}: take one of these, or another divisor"
         )
     edges_stored = cp_size in config.cp_sizes
-    if not edges_stored:
-        advice.append(
-            f"image boundaries of cp_size {cp_size} are not stored, so they are derived for every pack; packing with "
-            f"{cp_size} among cp_sizes would spare that and show their balance in the report"
-        )
+    advice = (
+        "" if layout_stored and edges_stored else load_extra("derived").advise(config, layout, ring_degree, cp_size)
+    )
     return Split(
         scheme=layout,
         ring_degree=ring_degree,
         cp_size=cp_size,
         layout_stored=layout_stored,
         edges_stored=edges_stored,
-        advice="; ".join(advice),
+        advice=advice,
     )
 
 
-def _check_derivable(config: PackConfig, layout: str, ring_degree: int) -> None:
-    if layout in BLOCK_SCHEMES:
-        if layout not in config.layouts:
-            raise ReaderError(
-                f"layout is {layout!r}, and the dataset was packed with {_listed(config.layouts)}: take one of these, "
-                f"or pack with {layout} among layouts"
-            )
-        raise ReaderError(
-            f"ring_degree is {ring_degree}, and {layout} was packed for {_listed(config.ring_degrees)}: take one of "
-            f"these, or contiguous, which is derived at any degree, or pack with {ring_degree} among ring_degrees"
-        )
-    if config.seq_len % ring_degree:
-        raise ReaderError(
-            f"ring_degree is {ring_degree}, which does not divide the dataset's seq_len {config.seq_len}; it was "
-            f"packed for {_listed(config.ring_degrees)}: take one of these, or another divisor"
-        )
-    if layout == "zigzag" and config.alignment % (2 * ring_degree):
-        raise ReaderError(
-            f"ring_degree is {ring_degree}, at which zigzag cuts each document into {2 * ring_degree} equal chunks, "
-            f"and the dataset's documents begin at multiples of {config.alignment}: take layout contiguous, or pack "
-            f"with zigzag among layouts and {ring_degree} among ring_degrees"
-        )
-
-
-def _listed(values: Iterable[object]) -> str:
+def listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
 
 
-def read_header(files: DatasetFiles, place: PackPlace, config: PackConfig, axes: int) -> SampleHeader:
+def read_header(files: DatasetFiles, place: PackPlace, config: ReadConfig, axes: int) -> SampleHeader:
     """Reads and decodes a sample's header part, and no byte beyond it.
 
     Raises:
@@ -145,7 +112,7 @@ def read_header(files: DatasetFiles, place: PackPlace, config: PackConfig, axes:
     return decode_header(data, place.pack_id, place.head_crc32c, config, axes=axes, where=place.where)
 
 
-def token_layout(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
+def token_layout(header: SampleHeader, split: Split, config: ReadConfig, where: str) -> TokenLayout:
     """The layout of a split: the stored one, or the one that its scheme's definition gives.
 
     The runs must be a partition: a token listed twice would silently be trained on twice.
@@ -154,7 +121,10 @@ def token_layout(header: SampleHeader, split: Split, config: PackConfig, where: 
         LayoutsInvalid: the sample lacks the layout, or spans overlap from which it would be derived.
         LayoutNotPartition: its runs do not give every token to exactly one rank, in equal slices.
     """
-    layout = header.layouts.get(split.layout) if split.layout_stored else _derived(header, split, config, where)
+    if split.layout_stored:
+        layout = header.layouts.get(split.layout)
+    else:
+        layout = load_extra("derived").derive_layout(header, split, config, where)
     if layout is None:
         raise LayoutsInvalid(
             f"{where}.{LAYOUTS}", f"{split.layout} is missing; there are only {', '.join(header.layouts)}"
@@ -178,20 +148,6 @@ def padded_seq_edges(head: SampleHead, seq_len: int, where: str) -> Int32[np.nda
         return segment_edges(starts, lengths, seq_len).astype(np.int32)
     except LayoutError as error:
         raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents do not lie one after the other: {error}") from None
-
-
-def _derived(header: SampleHeader, split: Split, config: PackConfig, where: str) -> TokenLayout:
-    try:
-        runs = define_runs(split.scheme, padded_seq_edges(header.head, config.seq_len, where), split.ring_degree)
-    except LayoutError as error:
-        raise LayoutsInvalid(f"{where}.{HEAD}", f"its documents give no layout {split.layout}: {error}") from None
-    return TokenLayout(
-        scheme=split.scheme,
-        ring_degree=split.ring_degree,
-        block_size=config.block_size,
-        runs=runs,
-        needs=needed_blocks(header.sequence.mask, runs, split.ring_degree, config.block_size),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +210,7 @@ def crop_edges(head: SampleHead, split: Split, where: str, *, shares_crops: bool
     if split.edges_stored:
         edges = _stored_edges(head, split.cp_size, parts, where)
     else:
-        edges = image_edges(parts.loads, split.cp_size)
+        edges = load_extra("derived").image_edges(parts.loads, split.cp_size)
     at_crops, at_rows = (np.concatenate([[0], each])[edges] for each in (parts.crops, parts.rows))
     return CropEdges(crops=at_crops, pooled=at_rows, of_units=crops)
 
@@ -267,7 +223,7 @@ def _stored_edges(head: SampleHead, cp_size: int, parts: UnitParts, where: str) 
     """
     stored = head.image_shard_boundaries.get(str(cp_size))
     if stored is None:
-        sizes = _listed(head.image_shard_boundaries)
+        sizes = listed(head.image_shard_boundaries)
         raise BoundariesInvalid(where, f"image_shard_boundaries has no cp_size {cp_size}; it has {sizes}")
     starts = [stored[str(rank)]["start_image_idx"] for rank in range(cp_size) if str(rank) in stored]
     upto = np.concatenate([[0], parts.crops])

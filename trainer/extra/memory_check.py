@@ -13,7 +13,7 @@ from jaxtyping import Int64
 
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.dataset.measures import MEASURE_COLUMNS, MEASURES_FILE, MeasureGroup, MeasureOrder
-from preshard.schemas.dataset.table import TableFile
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
 from preshard.schemas.layout import BLOCK_SCHEMES, table_bytes
@@ -80,7 +80,7 @@ class Packs:
                     busiest[size].append(rows)
             table.close()
         return cls(
-            seq_len=max(dataset.config.seq_len for dataset in datasets),
+            seq_len=max(dataset.files.config.seq_len for dataset in datasets),
             images=np.concatenate(parts, axis=1),
             rings=frozenset(datasets[0].config.ring_degrees),
             busiest={size: np.concatenate(rows) for size, rows in busiest.items()},

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from preshard.schemas.layout import TILE
-from preshard.schemas.model.families import EXPERTS, USED_EXPERTS, language_model, of_layer
+from preshard.schemas.model.languages import EXPERTS, USED_EXPERTS, language_model, of_layer
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from preshard.schemas.errors import ConfigError, ReaderError
-from preshard.schemas.model.families import FAMILIES, INPUTS, Version, language_model
+from preshard.schemas.model.families import FAMILIES, INPUTS, Version
 from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.families.pictures import MOVING, Arrays, InputUnit, Levels, Settings
 
@@ -115,23 +115,6 @@ def family_of(config: Any) -> ModelFamily | None:
     raise ConfigError(
         f"--model: model_type {config.model_type!r} is not supported; take a causal language model of text, or one of "
         f"{', '.join(FAMILIES)}"
-    )
-
-
-def check_version(model_type: str | None) -> None:
-    """Checks that the installed ``transformers`` is new enough for a kind of model.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    kind = model_type or ""
-    since = (FAMILIES.get(kind) or language_model(kind)).since
-    if has_transformers(since):
-        return
-    first = ".".join(map(str, since))
-    raise ConfigError(
-        f"--model is a {model_type} model, which needs transformers {first} or newer; {version('transformers')} is "
-        f"installed: pip install 'transformers>={first}'"
     )
 
 

@@ -52,7 +52,7 @@ def on_packs(config: Trainer.Config, dataset: str, **options: Any) -> PackTraine
     given["dataloader"] = PackLoader.Config(dataset_path=dataset, **options)
     given["tokenizer"] = NoTokenizer()
     given["training"].local_batch_size = 1
-    given["training"].seq_len = PackedDataset(dataset).config.seq_len
+    given["training"].seq_len = PackedDataset(dataset).files.config.seq_len
     given["training"].disable_cuda_graphs = True
     return PackTrainer.Config(**given)
 
@@ -262,7 +262,7 @@ def _check(config: PackTrainer.Config) -> None:
     compiled = config.compile.enable and "model" in config.compile.components
     only: tuple[tuple[str, Any, Any, str], ...] = (
         ("training.local_batch_size", config.training.local_batch_size, 1, "a pack is a batch"),
-        ("training.seq_len", config.training.seq_len, packs.config.seq_len, "packs have a length of their own"),
+        ("training.seq_len", config.training.seq_len, packs.files.config.seq_len, "packs have a length of their own"),
         ("training.disable_cuda_graphs", config.training.disable_cuda_graphs, True, "exchanges differ between packs"),
         ("compile.enable", compiled, False, "blocks compile as one graph, which packs break"),
         ("validator.enable", config.validator.enable, False, "torchtitan's validator reads and cuts texts of its own"),

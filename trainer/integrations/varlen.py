@@ -10,7 +10,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from preshard.schemas.errors import ReaderError
-from preshard.schemas.model.families import FAMILIES, language_model
+from preshard.schemas.model.families import FAMILIES
+from preshard.schemas.model.languages import language_model
 from preshard.schemas.sequence import IGNORE_INDEX
 from preshard.trainer.data.batch import RankBatch
 

@@ -9,23 +9,19 @@ import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import ManifestHead, ModelEntry
 from preshard.schemas.model.encoder import encoder_of
-from preshard.schemas.model.families import language_model
-from preshard.schemas.model.followed import (
-    check_followed,
-    check_positions,
-    check_window,
-    hidden_window_of,
-    window_of,
-)
+from preshard.schemas.model.families import FAMILIES
+from preshard.schemas.model.followed import check_followed, check_positions, check_window, hidden_window_of
+from preshard.schemas.model.languages import language_model, window_of
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.extras import load_extra
-from preshard.trainer.families.family import check_version, family_of
+from preshard.trainer.families.family import family_of, has_transformers
 from preshard.trainer.models.interface import register_attention
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -271,3 +267,20 @@ def _without(values: Any) -> Any:
 def one_line(error: Exception) -> str:
     """The beginning of an error's message, without line breaks."""
     return " ".join(str(error).split())[:200]
+
+
+def check_version(model_type: str | None) -> None:
+    """Checks that the installed ``transformers`` is new enough for a kind of model.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    kind = model_type or ""
+    since = (FAMILIES.get(kind) or language_model(kind)).since
+    if has_transformers(since):
+        return
+    first = ".".join(map(str, since))
+    raise ConfigError(
+        f"--model is a {model_type} model, which needs transformers {first} or newer; {version('transformers')} is "
+        f"installed: pip install 'transformers>={first}'"
+    )

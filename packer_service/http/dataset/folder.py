@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.files.regular import FileRefusedError, leads_outside
+from preshard.schemas.files.filesystem import FileRefusedError
+from preshard.schemas.files.regular import leads_outside
 
 MOST_CHARACTERS = 300
 """Longest reason given for a fault; messages may quote values of any length."""

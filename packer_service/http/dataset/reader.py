@@ -26,11 +26,11 @@ from preshard.packer_service.report.run import decode_run
 from preshard.packer_service.report.stored import decode_figures
 from preshard.packer_service.report.tables import check_row_groups, numbers_of
 from preshard.schemas import VERSION
-from preshard.schemas.codec import shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import split_manifest, stored_config
 from preshard.schemas.dataset.measures import MeasureOrder
-from preshard.schemas.dataset.table import TableFile, row_group_edges
+from preshard.schemas.dataset.table import row_group_edges
+from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import (
     FiguresInvalid,
     PreshardError,
@@ -50,6 +50,7 @@ from preshard.schemas.manifest import (
     SHARDS,
     ManifestHead,
 )
+from preshard.schemas.members import shard_name
 from preshard.schemas.tables import TABLES, open_table
 
 T = TypeVar("T")

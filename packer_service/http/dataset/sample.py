@@ -13,11 +13,11 @@ from preshard.packer_service.http.dataset.reader import ServedDataset
 from preshard.packer_service.http.problems import not_found
 from preshard.packer_service.layout.area import area_by_rank
 from preshard.packer_service.layout.mask import MaskIndex
-from preshard.schemas.codec import sample_key
 from preshard.schemas.errors import LayoutsInvalid, PackRowInvalid
 from preshard.schemas.header import SampleHead, decode_header
 from preshard.schemas.layout import TokenLayout, check_partition, layout_name
 from preshard.schemas.manifest import SHARDS
+from preshard.schemas.members import sample_key
 from preshard.schemas.sequence import PackedSequence
 
 _LARGEST_HEADER = 1 << 30

@@ -11,10 +11,10 @@ import pyarrow.json
 from jaxtyping import Int64
 
 from preshard.packer_service.report.tables import numbers_of
-from preshard.schemas.codec import shard_name
 from preshard.schemas.dataset.manifest_parts import decode_entries
 from preshard.schemas.errors import ManifestInvalid
 from preshard.schemas.manifest import MANIFEST, ShardEntry
+from preshard.schemas.members import shard_name
 
 _SCHEMA = pa.schema(
     [

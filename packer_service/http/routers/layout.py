@@ -19,10 +19,11 @@ from preshard.packer_service.http.problems import not_found, not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.layout.area import most_common, shares
 from preshard.packer_service.layout.measures import LayoutMeasures, gather_cost, key_weight, measure_layout, ring_cost
-from preshard.schemas.codec import TAR_BLOCK, image_member, tar_header
+from preshard.schemas.encode import tar_header
 from preshard.schemas.errors import ImagesInvalid
 from preshard.schemas.layout import TILE, TokenLayout, rank_positions, slice_positions
 from preshard.schemas.manifest import SHARDS
+from preshard.schemas.members import TAR_BLOCK, image_member
 from preshard.schemas.sequence import IGNORE_INDEX
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)

@@ -29,7 +29,7 @@ from preshard.packer_service.http.parameters import Cp, Layout, PackId, Paged, R
 from preshard.packer_service.http.problems import not_legal
 from preshard.packer_service.http.service import DatasetRoute
 from preshard.packer_service.report.figures import MEASURED
-from preshard.schemas.codec import sample_key, shard_name
+from preshard.schemas.members import sample_key, shard_name
 from preshard.schemas.sequence import IGNORE_INDEX
 
 router = APIRouter(prefix="/v1/datasets/{name}/packs", tags=["packs"], route_class=DatasetRoute)

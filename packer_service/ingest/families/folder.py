@@ -15,8 +15,9 @@ from preshard.packer_service.ingest.families.family import CropShape, Family, Ma
 from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.manifest import UnitKind
-from preshard.schemas.model.families import FAMILIES, LANGUAGES
-from preshard.schemas.model.followed import check_followed, hidden_window_of, window_of
+from preshard.schemas.model.families import FAMILIES
+from preshard.schemas.model.followed import check_followed, hidden_window_of
+from preshard.schemas.model.languages import LANGUAGES, window_of
 from preshard.schemas.sections import ImageBackend, VisionConfig
 
 if TYPE_CHECKING:

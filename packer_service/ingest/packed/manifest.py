@@ -11,10 +11,9 @@ from pyarrow import fs
 
 from preshard.packer_service.ingest.source.file import DATASET, DatasetIdentity, SourceFile
 from preshard.schemas.dataset.annotations import ANNOTATIONS, open_annotations
-from preshard.schemas.dataset.manifest_parts import SealedHead, read_sealed_head
+from preshard.schemas.dataset.read_manifest import SealedHead, read_sealed_head
 from preshard.schemas.errors import AnnotationsInvalid, ConfigError, FormatError
-from preshard.schemas.files.filesystem import join, locate
-from preshard.schemas.files.regular import FileRefusedError, open_regular, require_size
+from preshard.schemas.files.filesystem import FileRefusedError, join, locate, open_regular, require_size
 from preshard.schemas.manifest import LARGEST_HEAD, LARGEST_MANIFEST, MANIFEST, WORK, ManifestHead
 
 

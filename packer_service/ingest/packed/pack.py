@@ -16,12 +16,12 @@ from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.packs.units import Units
 from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas import VERSION
-from preshard.schemas.codec import HEAD, LAYOUTS, check_member, decode_layouts, sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import FormatError, LayoutError, SampleHeadInvalid
 from preshard.schemas.header import SampleHead, Unit, read_member, stored_checksum
 from preshard.schemas.layout import TokenLayout, check_partition, segment_edges
 from preshard.schemas.manifest import UNIT_KINDS, ManifestHead
+from preshard.schemas.members import HEAD, LAYOUTS, check_member, decode_layouts, sample_key
 from preshard.schemas.sequence import CAUSAL_ONLY, NOT_POOLED, PackedSequence
 
 _COLUMNS = [field.name for field in fields(Units)]

@@ -12,11 +12,11 @@ from preshard.packer_service.ingest.model import PackedFor, packed_for
 from preshard.packer_service.ingest.packed.dataset import open_dataset
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile
-from preshard.schemas.columns import KeptColumns
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.changes import NAMES_FILES, REMEDY, leaves, refuse_changes
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.kept_columns import KeptColumns
 from preshard.schemas.manifest import ManifestHead
 
 

@@ -18,7 +18,7 @@ from preshard.packer_service.ingest.source.file import DATASET, SourceFile, Sour
 from preshard.packer_service.job.planning.measured import PERMUTATIONS
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.dataset.step_order import mix64
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.sections import DuplicatesConfig
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import damaged
-from preshard.schemas.codec import encode_table
+from preshard.schemas.encode import encode_table
 
 MEASURED_FOLDER = "measured"
 COPIES = "copies"

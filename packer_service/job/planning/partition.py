@@ -29,8 +29,8 @@ from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import BATCH_ROWS, KeyRange, read_rows, sort_parts
-from preshard.schemas.codec import encode_table
 from preshard.schemas.config import PackConfig
+from preshard.schemas.encode import encode_table
 from preshard.schemas.errors import DUPLICATES
 from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.tables import REJECTS

@@ -58,8 +58,8 @@ from preshard.packer_service.runtime.executors import Executor, PlainExecutor, T
 from preshard.packer_service.runtime.progress import Progress
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import BATCH_ROWS
-from preshard.schemas.codec import encode_json
 from preshard.schemas.config import PackConfig
+from preshard.schemas.encode import encode_json
 from preshard.schemas.manifest import LayerMasks
 
 PLAN_FILE = "plan.json"

@@ -29,7 +29,7 @@ from preshard.packer_service.report.advice.model import folder_sizes
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.packer_service.runtime.progress import Progress
 from preshard.schemas.config import PackConfig, parse_config
-from preshard.schemas.dataset.document_ids import mix64
+from preshard.schemas.dataset.step_order import mix64
 from preshard.schemas.errors import ConfigError, DocumentError
 
 SCANNED_FRAGMENTS = 8

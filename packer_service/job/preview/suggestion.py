@@ -23,8 +23,8 @@ from preshard.packer_service.report.advice.estimate.loads import COLUMNS, PackLo
 from preshard.packer_service.report.advice.figures import SplitAdvice
 from preshard.packer_service.report.advice.question import AdviceQuestion
 from preshard.packer_service.report.planned.what_if import sampled_measures
-from preshard.schemas.codec import encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig, parse_config
+from preshard.schemas.encode import encode_layouts, encode_sequence
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.dimensions import ModelDimensions

@@ -32,9 +32,10 @@ from preshard.packer_service.job.writing.write import build_shard
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.shards.store import Folder
 from preshard.packer_service.tables.rows import damaged, in_batches
-from preshard.schemas.codec import TAR_END, encode_index, encode_json, shard_name
 from preshard.schemas.config import PackConfig
+from preshard.schemas.encode import TAR_END, encode_index, encode_json
 from preshard.schemas.manifest import SHARDS, WORK, Natural, Sha256, ShardEntry
+from preshard.schemas.members import shard_name
 from preshard.schemas.tables import TABLES
 
 GROUP = 256

@@ -15,12 +15,12 @@ from preshard.packer_service.report.advice.question import MODEL_KEYS, AdviceQue
 from preshard.packer_service.report.dataset import dataset_limit, open_dataset, warnings_of
 from preshard.packer_service.report.tables import open_measures, read_packs
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError, PreshardError, ShardMissing
 from preshard.schemas.header import decode_header
 from preshard.schemas.manifest import SHARDS, ManifestHead
+from preshard.schemas.members import sample_key, shard_name
 from preshard.schemas.model.dimensions import ModelDimensions
 from preshard.schemas.model.encoder import encoder_of
 

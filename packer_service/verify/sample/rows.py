@@ -14,8 +14,6 @@ from preshard.packer_service.verify.independent.formulas import least_largest_lo
 from preshard.packer_service.verify.sample.images import list_parts, rank_loads
 from preshard.packer_service.verify.tar import RawSample
 from preshard.packer_service.verify.verdict import Finding
-from preshard.schemas.codec import HEADER_MEMBERS, crc32c, sample_key
-from preshard.schemas.columns import KEPT_TYPES
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import IMAGE_LOADS, LAYOUT_LOADS, MEASURES
 from preshard.schemas.errors import (
@@ -26,8 +24,10 @@ from preshard.schemas.errors import (
     SampleHeadInvalid,
 )
 from preshard.schemas.header import SampleHead
+from preshard.schemas.kept_columns import KEPT_TYPES
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import LayerMasks, ModelEntry
+from preshard.schemas.members import HEADER_MEMBERS, crc32c, sample_key
 from preshard.schemas.sequence import NOT_POOLED, PADDING_DOC, PackedSequence
 from preshard.schemas.tables import DOCUMENTS
 

@@ -18,7 +18,6 @@ from preshard.packer_service.verify.sample import arrays, images, layouts, marks
 from preshard.packer_service.verify.sample.rows import Expected
 from preshard.packer_service.verify.tar import Member, RawSample
 from preshard.packer_service.verify.verdict import Finding
-from preshard.schemas.codec import HEADER_MEMBERS, decode_layouts, decode_sequence, image_member, sample_key
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import (
     BoundariesInvalid,
@@ -53,6 +52,7 @@ from preshard.schemas.errors import (
 from preshard.schemas.header import SampleHead, decode_head
 from preshard.schemas.layout import TokenLayout
 from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
+from preshard.schemas.members import HEADER_MEMBERS, decode_layouts, decode_sequence, image_member, sample_key
 from preshard.schemas.sequence import MaskArrays, PackedSequence, drop_groups
 
 

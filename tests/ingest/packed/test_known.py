@@ -13,10 +13,11 @@ from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset
 from preshard.packer_service.ingest.packed.pack import StoredPack, find_known_pack
 from preshard.packer_service.packs.pack import BuiltPack, KnownPack, build_pack
 from preshard.packer_service.packs.rendered import RenderedDocument
-from preshard.schemas.codec import LAYOUTS, SEQUENCE, encode_layouts, encode_sequence
 from preshard.schemas.config import PackConfig
+from preshard.schemas.encode import encode_layouts, encode_sequence
 from preshard.schemas.errors import SampleHeadInvalid
 from preshard.schemas.header import SampleHead
+from preshard.schemas.members import LAYOUTS, SEQUENCE
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from preshard.packer_service.ingest.packed.manifest import dataset_manifest
-from preshard.schemas.codec import encode_json
 from preshard.schemas.dataset.manifest_parts import manifest_parts
+from preshard.schemas.encode import encode_json
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import (
     FORMAT_VERSION,

@@ -18,7 +18,7 @@ from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
 from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
 from preshard.packer_service.layout.solve import runs_from_owners
 from preshard.packer_service.layout.tiles import tiles_by_rank
-from preshard.schemas.layout import zigzag_runs
+from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 
 TILE = 8

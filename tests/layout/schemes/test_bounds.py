@@ -10,7 +10,8 @@ from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.schemes import SEARCHED
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
 from preshard.schemas.errors import LayoutError
-from preshard.schemas.layout import BLOCK_SCHEMES, DEFINED, SCHEMES, define_runs
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
+from preshard.schemas.schemes import DEFINED, define_runs
 from preshard.schemas.sequence import MaskArrays
 
 TILE = 8

@@ -8,15 +8,10 @@ import json
 
 import pytest
 
-from preshard.schemas.codec import encode_json
 from preshard.schemas.config import PackConfig
-from preshard.schemas.dataset.manifest_parts import (
-    decode_manifest,
-    decode_manifest_parts,
-    manifest_parts,
-    read_manifest_head,
-    seal_manifest,
-)
+from preshard.schemas.dataset.manifest_parts import decode_manifest_parts, manifest_parts, seal_manifest
+from preshard.schemas.dataset.read_manifest import decode_manifest, read_manifest_head
+from preshard.schemas.encode import encode_json
 from preshard.schemas.errors import ManifestInvalid
 from preshard.schemas.manifest import (
     FORMAT_VERSION,

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preshard.schemas.dataset.table import Column, TableFile, lists, number, table_errors, text
+from preshard.schemas.dataset.table import Column, number, table_errors, text
+from preshard.schemas.dataset.table_file import TableFile, lists
 from preshard.schemas.errors import AnnotationsInvalid, TableInvalid
 from preshard.schemas.tables import DECLARED, DOCUMENTS, PACKS, TABLES, open_table
 from tests.support.hostile_bytes import claim_of_rows

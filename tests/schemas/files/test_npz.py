@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as drawn
 
-from preshard.schemas.files.npz import COUNTING, decode_arrays, encode_arrays
+from preshard.schemas.files.npz import decode_arrays
+from preshard.schemas.files.npz_write import COUNTING, encode_arrays
 
 
 def by_zipfile(arrays: dict[str, np.ndarray]) -> bytes:

@@ -10,7 +10,8 @@ from pyarrow import fs
 
 from preshard.packer_service.shards.lock import locked
 from preshard.packer_service.shards.store import Folder
-from preshard.schemas.files.regular import FileRefusedError, leads_outside, open_regular
+from preshard.schemas.files.filesystem import FileRefusedError, open_regular
+from preshard.schemas.files.regular import leads_outside
 
 LOCAL = fs.LocalFileSystem()
 

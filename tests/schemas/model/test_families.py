@@ -11,7 +11,8 @@ import pytest
 
 from preshard.packer_service.demo.families import FAMILIES as WRITTEN
 from preshard.packer_service.ingest.families.folder import load_module
-from preshard.schemas.model.families import FAMILIES, INPUTS, LANGUAGES
+from preshard.schemas.model.families import FAMILIES, INPUTS
+from preshard.schemas.model.languages import LANGUAGES
 from preshard.trainer.families.family import ModelFamily, load_family
 
 ROOT = Path(__file__).parents[3]

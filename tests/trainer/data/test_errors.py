@@ -17,10 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from preshard.schemas import errors
-from preshard.schemas.codec import crc32c, encode_json, encode_table
-from preshard.schemas.dataset.manifest_parts import decode_manifest, seal_manifest
+from preshard.schemas.dataset.manifest_parts import seal_manifest
+from preshard.schemas.dataset.read_manifest import decode_manifest
+from preshard.schemas.encode import encode_json, encode_table
 from preshard.schemas.header import read_member
 from preshard.schemas.layout import TokenLayout
+from preshard.schemas.members import crc32c
 from preshard.schemas.tables import PACKS
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.reader import read_crops

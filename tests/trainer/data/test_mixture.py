@@ -18,10 +18,11 @@ import pytest
 from simulated_workers import SimulatedWorkers
 
 from preshard.schemas.errors import ReaderError
+from preshard.trainer.core.config import parse_weighted
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import PackStream, make_loader
-from preshard.trainer.data.mixture import FINEST, EndlessEpochs, parse_weighted, turns, whole_shares
-from preshard.trainer.data.order import EpochOrder
+from preshard.trainer.data.order import EndlessEpochs, EpochOrder
+from preshard.trainer.extra.mixture import FINEST, turns, whole_shares
 from tests.support.hostile_datasets import read_manifest, seal
 
 WEIGHTS = (0.5, 0.3, 0.2)

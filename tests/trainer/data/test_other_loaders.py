@@ -22,8 +22,7 @@ from torchdata.stateful_dataloader.stateful_dataloader import _StatefulMultiProc
 from preshard.schemas.errors import ReaderError
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import PackStream, make_loader
-from preshard.trainer.data.mixture import EndlessEpochs
-from preshard.trainer.data.order import epoch_order
+from preshard.trainer.data.order import EndlessEpochs, epoch_order
 
 Open = Callable[..., PackedDataset]
 

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from preshard.schemas.codec import sample_key, shard_name
 from preshard.schemas.errors import ReaderError, TableInvalid
+from preshard.schemas.members import sample_key, shard_name
 from preshard.schemas.tables import PACKS
-from preshard.trainer.data.pack_index import PackIndex, PackTable, SharedPlaces
+from preshard.trainer.data.pack_index import PackIndex, PackTable
+from preshard.trainer.extra.shared_places import SharedPlaces
 
 N_PACKS, PER_SHARD = 500, 3
 

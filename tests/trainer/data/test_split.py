@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from preshard.packer_service.packs.pack import image_boundaries
-from preshard.schemas.boundaries import unit_parts
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import LayoutsInvalid, PoolingInvalid
 from preshard.schemas.header import SampleHeader
-from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, unit_parts
 from preshard.schemas.sequence import PackedSequence
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.split import (

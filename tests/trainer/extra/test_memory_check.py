@@ -15,7 +15,7 @@ import pytest
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
 from preshard.schemas.model.encoder import VisionEncoder
-from preshard.schemas.model.families import LANGUAGES
+from preshard.schemas.model.languages import LANGUAGES
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.core.setup import prepare

@@ -16,7 +16,8 @@ from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.manifest import ModelEntry
-from preshard.schemas.model.families import FAMILIES, LANGUAGES
+from preshard.schemas.model.families import FAMILIES
+from preshard.schemas.model.languages import LANGUAGES
 from preshard.trainer.integrations.varlen import to_varlen
 
 LENGTHS, VOCABULARY = (12, 20, 8), 96

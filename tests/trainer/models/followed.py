@@ -31,8 +31,10 @@ from thread_ranks import run_ranks
 from transformers_alone import load_transformers
 
 from preshard.packer_service.demo.model import model_config, tiny_model
-from preshard.schemas.layout import TokenLayout, slice_positions, zigzag_runs
-from preshard.schemas.model.families import FAMILIES, LANGUAGES
+from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.model.families import FAMILIES
+from preshard.schemas.model.languages import LANGUAGES
+from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays
 from preshard.trainer.attention.bind import Attend, bind
 from preshard.trainer.attention.context_parallel import ContextParallel

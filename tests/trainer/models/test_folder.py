@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.ingest.families.folder import load_family
-from preshard.schemas.dataset.manifest_parts import decode_manifest
+from preshard.schemas.dataset.read_manifest import decode_manifest
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import Manifest, ModelEntry
 from preshard.schemas.model.families import FAMILIES

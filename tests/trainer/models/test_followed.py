@@ -17,8 +17,9 @@ from preshard.packer_service.ingest.model import packed_for
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.dimensions import model_dimensions
-from preshard.schemas.model.families import FAMILIES, LANGUAGES
-from preshard.schemas.model.followed import check_followed, check_positions, check_window, window_of
+from preshard.schemas.model.families import FAMILIES
+from preshard.schemas.model.followed import check_followed, check_positions, check_window
+from preshard.schemas.model.languages import LANGUAGES, window_of
 from preshard.trainer.models.folder import read_model_config
 from preshard.trainer.models.interface import decoder_layers
 from preshard.trainer.models.load import empty_model, load_model

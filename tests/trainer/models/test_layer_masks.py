@@ -6,8 +6,8 @@ import pytest
 from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.families import LANGUAGES
 from preshard.schemas.model.followed import layer_masks
+from preshard.schemas.model.languages import LANGUAGES
 
 LAYERS = 13
 LONG = 2**40

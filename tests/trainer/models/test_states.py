@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.layout import TokenLayout, rank_positions, zigzag_runs
-from preshard.schemas.model.families import LANGUAGES
+from preshard.schemas.layout import TokenLayout, rank_positions
+from preshard.schemas.model.languages import LANGUAGES
+from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import heads
 from preshard.trainer.attention.bind import bind

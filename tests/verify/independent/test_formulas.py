@@ -25,8 +25,9 @@ from preshard.packer_service.verify.independent.formulas import (
 from preshard.schemas.boundaries import smallest_limit
 from preshard.schemas.config import parse_config
 from preshard.schemas.header import Unit
-from preshard.schemas.layout import contiguous_runs, segment_edges, zigzag_runs
+from preshard.schemas.layout import segment_edges
 from preshard.schemas.manifest import UNIT_KINDS, LayerMasks
+from preshard.schemas.schemes import contiguous_runs, zigzag_runs
 
 
 @pytest.mark.parametrize("window", [None, 1, 129, 1024])

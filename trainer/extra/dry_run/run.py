@@ -204,7 +204,7 @@ def _at_pack(job: Job, pack: int | None) -> Job:
         table.close()
     if not 0 <= pack < n_packs:
         raise ConfigError(f"--pack is {pack}; the dataset has the packs 0 to {n_packs - 1}")
-    window, phases = dataset.config.order.window, dataset.files.manifest.phases
+    window, phases = dataset.files.config.order.window, dataset.files.manifest.phases
     order = epoch_order(n_packs, window=window, seed=dataset.seed, epoch=0, phases=phases)
     place = int(np.flatnonzero(order == pack)[0])
     position = min(place // dataset.dp_size * dataset.dp_size, n_packs - dataset.dp_size)

@@ -21,7 +21,8 @@ from preshard.packer_service.report.advice.estimate.loads import PackLoads, Slow
 from preshard.packer_service.report.advice.estimate.split import divisors
 from preshard.schemas.config import PackConfig
 from preshard.schemas.header import DocumentSpan
-from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, define_runs, segment_edges
+from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, segment_edges
+from preshard.schemas.schemes import define_runs
 
 MOST_RING = 64
 """Largest ring degree that is derived."""
