@@ -21,7 +21,7 @@ from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.optimizer import OwnRate
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extras import load_extra
-from preshard.trainer.models.folder import check_dataset, check_weights, identity, model_sizes, read_model_config
+from preshard.trainer.models.folder import identity, model_sizes, read_model_config
 from preshard.trainer.models.load import empty_model
 from preshard.trainer.models.stateful import load_states
 
@@ -122,7 +122,7 @@ def prepare(
     start = RunState(step=0, data=dataset.state_dict(), model=model, parts=described)
     checkpoint = _checkpoint(config, damaged or {})
     if (checkpoint is None or config.lora is not None) and not config.from_scratch:
-        check_weights(config.model)
+        load_extra("model_check").check_weights(config.model)
     if checkpoint is not None:
         resumed = read_run_state(checkpoint)
         resumed.check_same_run(start, checkpoint)
@@ -196,7 +196,7 @@ def _check_model(
     if (states := load_states(model)) is not None:
         states.check_states(model, config.cp_size)
     for dataset in datasets:
-        check_dataset(model, dataset.files.manifest, dataset.files.config.seq_len)
+        load_extra("model_check").check_dataset(model, dataset.files.manifest, dataset.files.config.seq_len)
     on_cuda, memory = device_type == "cuda", None
     given: dict[str, Any] = {"dtype": config.dtype, "compile": config.compile, "recompute": config.recompute}
     if config.dtype == "auto":

@@ -18,7 +18,7 @@ from torch import nn
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import family_of
-from preshard.trainer.models.folder import check_weights, one_line, read_model_config
+from preshard.trainer.models.folder import one_line, read_model_config
 from preshard.trainer.models.interface import ENCODER, PACKED, register_attention
 from preshard.trainer.models.stateful import load_states
 from preshard.trainer.models.weights import Fill, draw_adapters, draw_weights, read_weights
@@ -89,7 +89,7 @@ def load_sharded(
     transformers = register_attention()
     config = read_model_config(folder)
     if weights == "folder":
-        check_weights(folder)
+        load_extra("model_check").check_weights(folder)
     model = _empty(transformers, config, dtype)
     if (Path(folder) / GENERATION).is_file():
         with suppress(OSError):  # as from_pretrained does

@@ -22,7 +22,7 @@ from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
 from preshard.trainer.models.features import FeatureExchange, bind_features
-from preshard.trainer.models.folder import check_packed_for, model_sizes
+from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.interface import PACKED, Sealed, block_paths, unwrap, without_autocast
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum, token_losses
 from preshard.trainer.models.stateful import bind_states
@@ -140,7 +140,8 @@ class PackedModel(nn.Module):
             ConfigError: the kind of attention does not run on this mesh, the model's heads do not divide among its
                 ranks, or the batch is of another model, or of preferences, whose answers are not all to be learnt.
         """
-        check_packed_for(self.config, batch.model, has_images=len(batch.pool_positions) > 0)
+        has_images = len(batch.pool_positions) > 0
+        load_extra("model_check").check_packed_for(self.config, batch.model, has_images=has_images)
         check_adapters(self.inner)  # peft may have come since
         head = unwrap(self.inner).get_output_embeddings()
         if not hasattr(type(head), LENDS):

@@ -24,6 +24,7 @@ SHARED = ({"family", "folder", "settings", "tiny", "qwen_sizes"}, {"family", "pi
 ALLOWED = {
     "schemas/model/families.py": "the list",
     "schemas/model/encoders.py": "the sizes of encoders, which packing and an estimate of memory take",
+    "schemas/model/languages.py": "their language models",
     "packer_service/ingest/families/qwen_sizes.py": "the sizes that several files of families take",
     "packer_service/demo/families.py": "the tiny model of text, which is of no family",
     "packer_service/demo/model.py": "the same",

@@ -19,8 +19,8 @@ from preshard.schemas.manifest import Manifest, ModelEntry
 from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.attention.mask import count_layers
 from preshard.trainer.core.export import check_export
-from preshard.trainer.families import family
-from preshard.trainer.models.folder import check_dataset, check_packed_for, identity, model_sizes, read_model_config
+from preshard.trainer.extra.model_check import check_dataset, check_packed_for
+from preshard.trainer.models.folder import identity, model_sizes, read_model_config
 from preshard.trainer.models.interface import register_attention
 
 SEQ_LEN = 1024
@@ -104,7 +104,8 @@ def test_a_model_that_came_later_names_the_version_that_has_it(tmp_path: Path, m
     """Fails when an old transformers refuses a kind of model and nobody learns that a newer one takes it."""
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text('{"model_type": "molmo2"}', encoding="utf-8")
-    monkeypatch.setattr(family, "version", {"transformers": "5.19.1"}.__getitem__)
+    for module in ("families.family", "extra.model_check"):
+        monkeypatch.setattr(f"preshard.trainer.{module}.version", {"transformers": "5.19.1"}.__getitem__)
     with pytest.raises(
         ConfigError, match=r"needs transformers 5\.20 .* 5\.19\.1 is installed: pip install 'transformers>=5\.20'$"
     ):

@@ -17,7 +17,7 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.export import write_folder
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.models.folder import check_weights
+from preshard.trainer.extra.model_check import check_weights
 from preshard.trainer.models.load import load_model
 
 BLOCK = 32
