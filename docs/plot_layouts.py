@@ -28,7 +28,8 @@ from preshard.packer_service.layout.tiles import tile_map
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import PreshardError
 from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, layout_name, slice_positions
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.split import read_header
 

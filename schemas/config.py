@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from preshard.schemas.columns import TokenColumn, TokenColumns
 from preshard.schemas.dataset.document_rows import DOCUMENT_COLUMNS, MAX_EPOCHS
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.validation import Violation, first_violation, nearest_multiples
+from preshard.schemas.files.validation import Violation, first_violation
 from preshard.schemas.kept_columns import KeptColumns, RenamedColumns
 from preshard.schemas.keys import COPIED, NO_FILE, NO_ROW, NO_TEXT, RENDERED_TEXT, Key, keys_of
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES
@@ -27,6 +26,7 @@ from preshard.schemas.read_config import (
     PacksPerShard,
     Schemes,
     SeqLen,
+    TokenColumns,
 )
 from preshard.schemas.schemes import alignment_of
 from preshard.schemas.sections import (
@@ -42,7 +42,9 @@ from preshard.schemas.sections import (
     VideoConfig,
     VisionConfig,
     Weights,
+    nearest_multiples,
 )
+from preshard.schemas.sequence import TokenColumn
 
 SHOWN_CHARACTERS = 200
 """Longest value that an error repeats."""

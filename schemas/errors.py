@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from preshard.schemas.files.secrets import shown
+from preshard.schemas.files.printed import shown
 
 _FROM_WORKER = re.compile(r"\ACaught [^\n]+\.\nOriginal Traceback .*\npreshard\.[\w.]+: (.*)\n\Z", re.DOTALL)
 """Text around an error's own, where torch raises again what a worker of a ``DataLoader`` raised."""

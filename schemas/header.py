@@ -8,11 +8,10 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from preshard.schemas.columns import Kept, TokenColumn
 from preshard.schemas.errors import MembersInvalid, PackRowInvalid, SampleHeadInvalid
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.layout import RankImages, TokenLayout
-from preshard.schemas.manifest import Checksum, ModelEntry, Natural, StrictRecord, UnitKind
+from preshard.schemas.manifest import Checksum, ModelEntry, Natural, StrictRecord, UnitKind, encoder_of
 from preshard.schemas.members import (
     HEAD,
     HEADER_MEMBERS,
@@ -24,9 +23,8 @@ from preshard.schemas.members import (
     decode_sequence,
     sample_key,
 )
-from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.read_config import ReadConfig
-from preshard.schemas.sequence import PackedSequence
+from preshard.schemas.sequence import PackedSequence, TokenColumn
 
 
 class DocumentSpan(StrictRecord):
@@ -252,3 +250,7 @@ def read_member(data: bytes, at: int, name: str, where: str) -> tuple[bytes, int
     if info.name != name or begin + info.size > len(data):
         raise MembersInvalid(where, f"byte {at}: {info.name} of {info.size} bytes, not a whole {name}")
     return data[begin : begin + info.size], begin + -(-info.size // TAR_BLOCK) * TAR_BLOCK
+
+
+Kept = str | int | float | bool | None
+"""Value of a document in such a column; None where its row has nothing."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from preshard.schemas.columns import MAX_COLUMNS, as_pairs
+from preshard.schemas.read_config import MAX_COLUMNS, as_pairs
 
 KEPT_TYPES: dict[str, type] = {"string": str, "int": int, "float": float, "bool": bool}
 """Types of columns that are kept with documents, as the configuration spells them."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import google_crc32c
 import numpy as np
 
-from preshard.schemas.columns import TokenColumn
 from preshard.schemas.errors import (
     ColumnsInvalid,
     LayoutsInvalid,
@@ -16,7 +15,7 @@ from preshard.schemas.errors import (
 )
 from preshard.schemas.files.npz import decode_arrays
 from preshard.schemas.layout import TokenLayout, layout_name
-from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence
+from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence, TokenColumn
 
 HEAD, SEQUENCE, LAYOUTS = "json", "sequence.npz", "layouts.npz"
 """Extensions of the first three members of a sample, in their order in the tar."""

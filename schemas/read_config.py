@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
-from preshard.schemas.columns import TokenColumn, TokenColumns
 from preshard.schemas.dataset.rows import MAX_PACKS_PER_SHARD, MAX_SEQ_LEN
 from preshard.schemas.errors import ManifestInvalid
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.layout import Scheme
 from preshard.schemas.manifest import MANIFEST, ManifestHead
+from preshard.schemas.sequence import SEQUENCE_DTYPES, TOKEN_DTYPES, TOKEN_TYPE, TokenColumn
 
 MAX_WINDOW = 2**20
 """Limit above the number of data-parallel ranks of any step. All divisors of the window are looked for, which takes
@@ -38,7 +39,7 @@ Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(as_tuple), Field(min_len
 SeqLen = Annotated[int, Field(ge=1, le=MAX_SEQ_LEN)]
 MostImages = Annotated[int | None, Field(ge=1, le=2**27)]
 MostPatches = Annotated[int | None, Field(ge=1, le=2**31)]
-Side = Annotated[int, Field(ge=1, le=8192)]
+Pixels = Annotated[int, Field(ge=1, le=8192)]
 """Pixels along one side of a crop or a patch, and patches along one of a pooling window."""
 ImageFormat = Literal["jpeg", "png"]
 BlockSize = Annotated[int, Field(ge=1, le=2**20)]
@@ -53,7 +54,7 @@ class _ReadKeys(BaseModel):
 
 
 class _ReadVision(_ReadKeys):
-    image_size: Side
+    image_size: Pixels
 
 
 class _ReadOrder(_ReadKeys):
@@ -92,3 +93,48 @@ def read_config(manifest: ManifestHead) -> ReadConfig:
         return ReadConfig.model_validate(manifest.config)
     except ValidationError as error:
         raise ManifestInvalid(MANIFEST, f"config.{first_violation(error)}") from None
+
+
+MAX_WIDTH = 1024
+"""Most numbers of one column for a token: every rank reads those of the whole pack."""
+
+
+MAX_COLUMNS = 64
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+
+
+def _as_token_columns(given: Any) -> Any:
+    """Names with their types, sorted: a mapping in YAML and JSON, and pairs in a model that can be hashed."""
+    pairs = as_pairs(given, "{logprobs: float32, teacher: float32 x 8}")
+    for name, spelled in pairs:
+        if name in SEQUENCE_DTYPES:
+            raise ValueError(f"{name!r} is the name of an array in every pack; rename the column")
+        found = TOKEN_TYPE.fullmatch(spelled) if isinstance(spelled, str) else None
+        if found is None or int(found[2] or 1) > MAX_WIDTH:
+            raise ValueError(
+                f"{name} is {spelled!r:.100}; legal are {', '.join(TOKEN_DTYPES)}, followed by x 8 for 8 numbers "
+                f"a token (at most {MAX_WIDTH}), and by or 0 if rows may lack the column"
+            )
+    return pairs
+
+
+def as_pairs(given: Any, example: str) -> tuple[tuple[str, Any], ...]:
+    if isinstance(given, tuple):
+        given = dict(given)
+    if not isinstance(given, dict) or len(given) > MAX_COLUMNS:
+        raise ValueError(
+            f"{given!r:.200} is not a mapping of at most {MAX_COLUMNS} columns to types; give one such as {example}"
+        )
+    for name in given:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r:.100} is not a legal name; use at most 100 letters, digits and _")
+    return tuple(sorted(given.items()))
+
+
+TokenColumns = Annotated[
+    tuple[tuple[str, str], ...],
+    BeforeValidator(_as_token_columns),
+    PlainSerializer(dict, return_type=dict[str, str]),
+]

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-from preshard.schemas.files.validation import nearest_multiples
 from preshard.schemas.keys import Key
-from preshard.schemas.read_config import Side, Window, as_tuple
+from preshard.schemas.read_config import Pixels, Window, as_tuple
 
 MAX_FRAMES = 2**20
 """Six days of video at two frames a second; the times of all frames are computed before any is read."""
@@ -64,9 +63,9 @@ class ConfigSection(BaseModel):
 class VisionConfig(ConfigSection):
     """The vision encoder's input. Defaults: SigLIP 2 so400m at 378 pixels with 3 x 3 pooling, as in Molmo 2."""
 
-    image_size: Side = Field(378, description="Side of a crop in pixels; every crop is a square.")
-    patch_size: Side = Field(14, description="Side of the encoder's patch in pixels; divides image_size.")
-    pool_size: Side = Field(3, description="Patches along one side of a pooling window.")
+    image_size: Pixels = Field(378, description="Side of a crop in pixels; every crop is a square.")
+    patch_size: Pixels = Field(14, description="Side of the encoder's patch in pixels; divides image_size.")
+    pool_size: Pixels = Field(3, description="Patches along one side of a pooling window.")
     max_crops: Annotated[int, Key(plan="a plan knows how many crops each document has, but not their sizes")] = Field(
         1, ge=1, le=256, description="Most tiles of a still image; more than one tile adds a thumbnail of the whole."
     )
@@ -204,3 +203,10 @@ class PhaseConfig(ConfigSection):
 
 
 Phases = Annotated[tuple[PhaseConfig, ...], BeforeValidator(as_tuple), Field(max_length=MAX_PHASES)]
+
+
+def nearest_multiples(value: int, step: int) -> str:
+    """The positive multiples of ``step`` on either side of a value, for a message."""
+    below = value - value % step
+    above = below if below == value else below + step
+    return f"{below} and {above}" if 0 < below < above else f"{above}"

@@ -1,12 +1,13 @@
-"""The token arrays of one packed sequence, the rule of its attention mask, and the blocks of keys that queries see."""
+"""The arrays of one packed sequence, with columns of numbers for each token, and the rule of its attention mask."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Float32, Int32
 
 IGNORE_INDEX = -100
 """Label of a token without loss, as in ``torch.nn.functional.cross_entropy``."""
@@ -27,7 +28,7 @@ class MaskArrays:
 
     Query ``q`` may see key ``k`` when ``doc[q] == doc[k] >= 0``, ``branch[k]`` is 0 or ``branch[q]``, and either
     ``k <= q`` or ``group[q] == group[k] >= 0``. A padding token (``doc == -1``) sees nothing and is seen by nothing.
-    A layer with a sliding window adds a condition, see :func:`dense_mask`.
+    A layer with a sliding window adds a condition, see :func:`preshard.schemas.mask.dense_mask`.
     """
 
     doc_ids: Int32[np.ndarray, "seq"]
@@ -39,11 +40,60 @@ class MaskArrays:
         return len(self.doc_ids)
 
 
+TOKEN_DTYPES = ("float32", "int32", "bool")
+
+
+TOKEN_TYPE = re.compile(rf"({'|'.join(TOKEN_DTYPES)})(?: x ([1-9][0-9]{{0,3}}))?( or 0)?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenColumn:
+    """Numbers for each token of a pack: one, or ``width`` of them. Padding has 0 (false).
+
+    ``optional`` says that rows may lack it, whose tokens have 0 then.
+    """
+
+    name: str
+    dtype: np.dtype
+    width: int | None = None
+    optional: bool = False
+
+    @property
+    def member(self) -> str:
+        """Name of its array in ``KEY.sequence.npz``."""
+        return f"columns.{self.name}"
+
+    def shape(self, tokens: int) -> tuple[int, ...]:
+        """Shape of its array for so many tokens."""
+        return (tokens,) if self.width is None else (tokens, self.width)
+
+    def zeros(self, tokens: int) -> np.ndarray:
+        """Its array for tokens that have no value."""
+        return np.zeros(self.shape(tokens), self.dtype)
+
+    @classmethod
+    def of(cls, name: str, spelled: str) -> TokenColumn:
+        """A column as the configuration spells its type: ``float32``, ``int32 x 8``, ``bool or 0``."""
+        found = TOKEN_TYPE.fullmatch(spelled)
+        assert found is not None, "checked with the configuration"
+        dtype, width, optional = found.groups()
+        return cls(
+            name=name,
+            dtype=np.dtype(dtype),
+            width=None if width is None else int(width),
+            optional=optional is not None,
+        )
+
+
+Columns = Mapping[str, np.ndarray]
+"""Values of token columns, by their names."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedSequence:
     """The arrays of ``KEY.sequence.npz``, each of length ``seq_len`` in natural order, positions once for each axis.
 
-    ``columns`` are the configured columns of tokens by their names (:class:`preshard.schemas.columns.TokenColumn`).
+    ``columns`` are the configured columns of tokens by their names (:class:`TokenColumn`).
     Their values lie where labels do: entry i belongs to the token that follows token i in its document and branch.
     """
 
@@ -77,38 +127,6 @@ SEQUENCE_DTYPES: dict[str, np.dtype] = {
     if f.name != "columns"
 }
 """Name and dtype of every array of a packed sequence, in the order in which they are stored; columns follow them."""
-
-
-def dense_mask(
-    mask: MaskArrays,
-    queries: np.ndarray | None = None,
-    keys: np.ndarray | None = None,
-    *,
-    window: int | None = None,
-) -> Bool[np.ndarray, "queries keys"]:
-    """The mask as a matrix, for checks and for short sequences: memory grows with the product of the two sets.
-
-    Args:
-        mask: the mask's arrays.
-        queries: natural positions of the rows; all positions by default.
-        keys: natural positions of the columns; all positions by default.
-        window: tokens that a layer with a sliding window sees, the query among them: a key is hidden from it unless
-            ``place[q] - place[k] < window``, groups included (see :func:`list_places`). None for the full mask.
-    """
-    every = np.arange(mask.seq_len)
-    q = every if queries is None else np.asarray(queries)
-    k = every if keys is None else np.asarray(keys)
-    doc_q, doc_k = mask.doc_ids[q][:, None], mask.doc_ids[k][None, :]
-    branch_q, branch_k = mask.branch_ids[q][:, None], mask.branch_ids[k][None, :]
-    group_q, group_k = mask.group_ids[q][:, None], mask.group_ids[k][None, :]
-    same_doc = (doc_q == doc_k) & (doc_q >= 0)
-    visible_branch = (branch_k == 0) | (branch_k == branch_q)
-    ordered = (k[None, :] <= q[:, None]) | ((group_q == group_k) & (group_q >= 0))
-    allowed = same_doc & visible_branch & ordered
-    if window is not None:
-        places = list_places(mask)
-        allowed &= places[q][:, None] - places[k][None, :] < window
-    return allowed
 
 
 def list_places(mask: MaskArrays) -> Int32[np.ndarray, "seq"]:

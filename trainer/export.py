@@ -26,13 +26,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 from preshard.trainer.core.checkpoint import RUN, find_checkpoint, one_reason, read_run_state, stored_options
 from preshard.trainer.core.export import check_export, write_folder
 from preshard.trainer.extra.checkpoint_check import CHECKSUMS, find_damaged, first_fault
 from preshard.trainer.extras import load_extra
-from preshard.trainer.models.folder import identity, one_line, read_model_config
-from preshard.trainer.models.load import load_sharded
+from preshard.trainer.models.load import identity, load_sharded, one_line, read_model_config
 from preshard.trainer.models.packed import PackedModel
 
 

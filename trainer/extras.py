@@ -1,4 +1,7 @@
-"""Extras that a run may ask for, by name. None is imported before it is asked for."""
+"""Extras: what a training step does without, by name and by the point at which each plugs in.
+
+Some are asked for by an option, others by every run: before its first step, beside a step, or after its last.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,32 @@ from importlib import import_module
 from typing import Any
 
 EXTRAS = {
-    "adapters": "what trains: adapters that packs follow, their export alone or added to the model",
-    "checkpoint_check": "what is kept: checksums of a checkpoint's files, a folder that all ranks see",
-    "compiled": "what leaves the device: fused blocks",
     "derived": "what is read: layouts and image boundaries that a dataset was not packed for",
-    "dry_run.report": "counting a step of one rank on a device that need not exist",
-    "further": "what is kept: layers of the source that predict further tokens, beside an exported model",
-    "memory_check": "whether a run fits its GPUs, and what `--recompute auto` takes",
+    "loader_states": "what is read: positions that torchdata's loaders have saved",
     "mixture": "what is read: several datasets as one stream, by their weights",
-    "model_check": "whether a run can start: packs that a model follows, a dataset that is for it",
+    "separate_epochs": "what is read: epochs that leave out packs which fill no step",
+    "shared_places": "what is read: places of a large dataset's packs, in a file that processes share",
+    "whole_config": "what is read: all that a dataset was packed with",
+    "model_check": "what the model is: whether packs follow it, and a dataset is for it",
+    "quantised": "what the model is: plain numbers of quantised weights",
+    "weights": "what the model is: parameters that each rank reads from a folder, or draws by a seed",
+    "adapters": "what trains: adapters that packs follow, their export alone or added to the model",
     "parts": "what trains: frozen parts, adapters, learning rates by part",
     "preferences": "what the loss is: preferred answers instead of the next token",
-    "quantised": "what the model is: plain numbers of quantised weights",
-    "saving": "what is kept for the backward pass, and where",
-    "sequences": "what other trainers take: masks of models that do not see sequences by themselves",
-    "shared_places": "what is read: places of a large dataset's packs, in a file that processes share",
+    "profile": "what is said of a step: a trace of a few of them",
     "trackers": "what is said of a step: TensorBoard, Weights & Biases",
-    "whole_config": "what is read: all that a dataset was packed with",
     "work": "what is said of a step: its operations, and their balance over ranks",
+    "compiled": "what is on the device: fused blocks",
+    "dry_run.report": "what is on the device: a step of one rank, counted without any",
+    "memory_check": "what is on the device: whether it fits, and what `--recompute auto` takes",
+    "saving": "what is on the device: what is kept for the backward pass, and where",
+    "checkpoint_check": "what is kept: checksums of a checkpoint's files, a folder that all ranks see",
+    "further": "what is kept: layers of the source that predict further tokens, beside an exported model",
+    "other_meshes": "what other trainers have: a rank's place on their mesh",
+    "own_masks": "what other trainers have: models that do not see sequences by themselves",
+    "sequences": "what other trainers have: kernels that take the edges of a pack's sequences",
 }
-"""Modules of ``trainer/extra``, and the point of the recipe at which each plugs in."""
+"""Modules of ``trainer/extra``, each with its point. None is imported before it is asked for."""
 
 
 def load_extra(name: str) -> Any:

@@ -21,11 +21,10 @@ from preshard.trainer.core.checkpoint import Checkpoints, load_checkpoint
 from preshard.trainer.core.command import StopRequest, end, leave, start
 from preshard.trainer.core.export import export_model
 from preshard.trainer.core.mesh import Mesh
-from preshard.trainer.core.metrics import StepFigures, mean_rewards, profiled, step_figures
+from preshard.trainer.core.metrics import Reporter, StepFigures, mean_rewards, step_figures
 from preshard.trainer.core.objective import Objective, deal_packs, evaluating, find_objectives
 from preshard.trainer.core.optimizer import learning_rate, make_optimizer
 from preshard.trainer.core.processes import StoppedError
-from preshard.trainer.core.reporter import Reporter
 from preshard.trainer.core.setup import Job, make_mesh
 from preshard.trainer.core.sharding import end_backward_at_decoder, shard_model
 from preshard.trainer.core.step import LocalTotals, apply_gradients, join_totals, next_batch, seed_noise
@@ -89,7 +88,7 @@ def run(
     kept: Any = {"keep": config.keep, "beside": config.async_save, "damaged": job.damaged}
     saves = None if config.checkpoint is None else Checkpoints(config.checkpoint, **kept)
     step = job.start.step
-    with profiled(config.profile) as profile_step:
+    with load_extra("profile").profiled(config.profile) as profile_step:
         for step in range(job.start.step + 1, config.steps + 1):
             began = time.perf_counter()
             seed_noise(config.seed, step, dist.get_rank())

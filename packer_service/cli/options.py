@@ -16,7 +16,7 @@ from preshard.packer_service.runtime.executors import Executor
 from preshard.packer_service.runtime.local import EXECUTORS, choose_executor
 from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.secrets import shown, without_secrets
+from preshard.schemas.files.printed import shown, without_secrets
 from preshard.schemas.model.devices import DEVICES
 
 if TYPE_CHECKING:

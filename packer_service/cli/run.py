@@ -18,7 +18,7 @@ from preshard.packer_service.runtime.probe import RayLostError
 from preshard.schemas import VERSION
 from preshard.schemas.errors import ConfigError, PlanError, PreshardError
 from preshard.schemas.files.filesystem import FileRefusedError
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 
 
 class Commands(click.Group):

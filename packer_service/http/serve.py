@@ -21,7 +21,7 @@ from preshard.packer_service.http.app import create_app
 from preshard.packer_service.http.settings import ServiceSettings
 from preshard.packer_service.runtime.interrupt import Interrupted
 from preshard.schemas.errors import ConfigError, PreshardError
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 
 TOKEN = "PRESHARD_TOKEN"
 """Environment variable that holds the bearer token."""

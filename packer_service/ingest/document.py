@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 
 if TYPE_CHECKING:  # each decoder imports this file, and would wait for these
     from jaxtyping import Bool, Float32, Int64
 
-    from preshard.schemas.columns import Kept
+    from preshard.schemas.header import Kept
 
 MediumKind = Literal["image", "video"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]

@@ -30,9 +30,9 @@ from preshard.packer_service.packs.rendered import (
     shifted_labels,
 )
 from preshard.packer_service.packs.units import Units
-from preshard.schemas.columns import Kept
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.header import Kept
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED
 
 NO_UNITS = Units.none()

@@ -14,7 +14,7 @@ from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.schemas import VERSION
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 
 SHOWN_DIFFERENCES = 3
 """Differences between two jobs that are shown; the others are counted."""

@@ -14,10 +14,10 @@ from preshard.packer_service.layout.needs import key_blocks_needed
 from preshard.packer_service.layout.schemes import SEARCHED
 from preshard.packer_service.layout.tiles import tiles_by_rank
 from preshard.schemas.errors import LayoutError
-from preshard.schemas.files.validation import nearest_multiples
 from preshard.schemas.layout import BLOCK_SCHEMES, SCHEMES, TILE, TokenLayout, layout_name
 from preshard.schemas.manifest import LayerMasks
 from preshard.schemas.schemes import DEFINED, define_runs, merge_adjacent, zigzag_runs
+from preshard.schemas.sections import nearest_multiples
 from preshard.schemas.sequence import MaskArrays
 
 

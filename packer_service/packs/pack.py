@@ -15,13 +15,11 @@ from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.packs.units import Units
 from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas.boundaries import image_edges
-from preshard.schemas.columns import TokenColumn
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import PlanError
 from preshard.schemas.layout import RankImages, TokenLayout, UnitParts, boundaries_from_edges, segment_edges, unit_parts
-from preshard.schemas.manifest import LayerMasks, ModelEntry
+from preshard.schemas.manifest import LayerMasks, ModelEntry, encoder_of
 from preshard.schemas.members import LAYOUTS, SEQUENCE
-from preshard.schemas.model.encoder import encoder_of
 from preshard.schemas.sequence import (
     CAUSAL_ONLY,
     IGNORE_INDEX,
@@ -29,6 +27,7 @@ from preshard.schemas.sequence import (
     PADDING_DOC,
     SEQUENCE_DTYPES,
     PackedSequence,
+    TokenColumn,
 )
 
 

@@ -12,7 +12,7 @@ from huggingface_hub import DatasetCardData
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
 from preshard.packer_service.report.tables import open_table
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.manifest import SHARDS, ManifestHead
 
 CARD, CROISSANT, DOCUMENTS = "README.md", "croissant.json", "documents.parquet"

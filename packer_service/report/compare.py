@@ -23,7 +23,7 @@ from preshard.packer_service.report.records import (
 )
 from preshard.packer_service.report.stored import read_figures
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.files.validation import first_violation
 
 LENGTHS = {5: "5% are at most", 50: "median", 95: "95% are at most", 100: "longest"}

@@ -19,8 +19,7 @@ from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.dataset.read_manifest import read_manifest_head
 from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, ManifestHead, ModelEntry, TokenizerEntry
-from preshard.schemas.model.encoder import encoder_of
+from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, ManifestHead, ModelEntry, TokenizerEntry, encoder_of
 
 T = TypeVar("T", bound=Figures)
 

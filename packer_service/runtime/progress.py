@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from preshard.schemas.files.secrets import shown
+from preshard.schemas.files.printed import shown
 
 if TYPE_CHECKING:
     from rich.status import Status

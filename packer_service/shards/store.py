@@ -18,8 +18,8 @@ from pyarrow import fs
 from preshard.packer_service.runtime.patience import NoAnswerError, answer
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_uri, join, locate, open_regular, require_regular
+from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.files.regular import leads_outside, refuse_links
-from preshard.schemas.files.secrets import without_secrets
 
 TEMPORARY = ".tmp-"
 """Prefix of the name under which a file is written until it is whole."""

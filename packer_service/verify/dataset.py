@@ -42,8 +42,7 @@ from preshard.schemas.errors import (
     PreshardError,
 )
 from preshard.schemas.files.filesystem import FileRefusedError
-from preshard.schemas.files.printed import several
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import several, without_secrets
 from preshard.schemas.manifest import FIGURES, LARGEST_CARRIED, LARGEST_MANIFEST, MANIFEST, SHARDS, Manifest, ShardEntry
 
 MOST_PACKS = 8

@@ -7,6 +7,7 @@ import posixpath
 import re
 import stat
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -73,10 +74,11 @@ def _hub(query: str) -> fs.FileSystem:
     if query:
         raise ValueError(f"hf:// takes no options such as {query}: set HF_TOKEN and HF_ENDPOINT, or `hf auth login`")
     try:
-        from preshard.schemas.files.hub import open_hub
+        hub = import_module("preshard.schemas.files.hub")
     except ModuleNotFoundError as error:
         raise ValueError(f"hf:// needs the package {error.name}: pip install huggingface_hub") from None
-    return open_hub()
+    filesystem: fs.FileSystem = hub.open_hub()
+    return filesystem
 
 
 def join(folder: str, *names: str) -> str:

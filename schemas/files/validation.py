@@ -58,10 +58,3 @@ def violations_of(details: Sequence[Any]) -> list[Violation]:
 def _in_lower_case(message: str) -> str:
     """The message as the second half of a sentence. One that begins with an acronym keeps its capitals."""
     return message if message[:2].isupper() else f"{message[:1].lower()}{message[1:]}"
-
-
-def nearest_multiples(value: int, step: int) -> str:
-    """The positive multiples of ``step`` on either side of a value, for a message."""
-    below = value - value % step
-    above = below if below == value else below + step
-    return f"{below} and {above}" if 0 < below < above else f"{above}"

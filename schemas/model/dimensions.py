@@ -8,7 +8,7 @@ from typing import Any
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TILE
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.manifest import VisionEncoder
 from preshard.schemas.model.languages import EXPERTS, USED_EXPERTS, language_model, of_layer
 from preshard.schemas.model.projections import Heads, projected, shares_keys
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.manifest import VisionEncoder
 
 Settings = Mapping[str, Any]
 """A section of a configuration, with the values that ``transformers`` gives to what a file leaves out."""

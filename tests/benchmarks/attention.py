@@ -31,7 +31,8 @@ from machine import hardware
 from preshard.packer_service.layout.solve import solve_layouts
 from preshard.packer_service.layout.tiles import whole_tiles
 from preshard.schemas.layout import SCHEMES, TILE, TokenLayout, rank_positions, slice_positions
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import plan_exchange

@@ -16,8 +16,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 import numpy as np  # noqa: E402
 from machine import hardware  # noqa: E402
 
+from preshard.schemas.manifest import VisionEncoder  # noqa: E402
 from preshard.schemas.model.dimensions import model_dimensions  # noqa: E402
-from preshard.schemas.model.encoder import VisionEncoder  # noqa: E402
 from preshard.schemas.model.savings import RECOMPUTE  # noqa: E402
 from preshard.trainer.core.config import TrainConfig  # noqa: E402
 from preshard.trainer.extra.memory_check import GIB, Fitting, Packs  # noqa: E402

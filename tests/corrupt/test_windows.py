@@ -27,7 +27,7 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import NoProgress
 from preshard.packer_service.verify import Verdict
 from preshard.schemas.config import PackConfig
-from preshard.schemas.sequence import dense_mask
+from preshard.schemas.mask import dense_mask
 
 WINDOW, FULL_LAYERS, WINDOW_LAYERS = 100, 1, 3
 breaks = pytest.mark.breaks

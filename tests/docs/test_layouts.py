@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from preshard.schemas.layout import SCHEMES
-from preshard.schemas.sequence import dense_mask
+from preshard.schemas.mask import dense_mask
 
 RING = 4
 DRAWN = ["zigzag", "balanced_ring"]

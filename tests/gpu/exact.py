@@ -23,7 +23,7 @@ from preshard.attention import ContextParallel
 from preshard.data import PackedDataset
 from preshard.models import PackedModel, compile_blocks, load_model
 from preshard.schemas.layout import SCHEMES, TokenLayout, rank_positions
-from preshard.schemas.needs import needed_blocks
+from preshard.schemas.mask import needed_blocks
 from preshard.schemas.schemes import define_runs
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.bind import bind

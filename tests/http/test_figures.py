@@ -24,8 +24,9 @@ from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.schemas.config import PackConfig
 from preshard.schemas.header import SampleHead, decode_head
 from preshard.schemas.layout import TokenLayout, rank_positions, slice_positions
+from preshard.schemas.mask import dense_mask
 from preshard.schemas.members import decode_layouts, decode_sequence
-from preshard.schemas.sequence import PackedSequence, dense_mask
+from preshard.schemas.sequence import PackedSequence
 
 BASE = "/v1/datasets/tiny"
 SEQ_LEN = 1024

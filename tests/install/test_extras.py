@@ -20,6 +20,9 @@ PARTS = {
         "preshard.attention",
         "preshard.trainer.data",
         "preshard.trainer.attention",
+        *(f"preshard.trainer.extra.{name}" for name in ("derived", "loader_states", "mixture", "other_meshes")),
+        *(f"preshard.trainer.extra.{name}" for name in ("own_masks", "separate_epochs", "sequences")),
+        *(f"preshard.trainer.extra.{name}" for name in ("shared_places", "whole_config")),
     ],
     "train": ["preshard.train", "preshard.export", "preshard.models", "preshard.trainer"],
     "serve": [

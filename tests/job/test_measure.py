@@ -16,7 +16,8 @@ from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.packer_service.job.planning.measure import measure_fragment
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 
 QUESTION = {"role": "user", "content": [{"type": "image", "image": "0.png"}, {"type": "text", "text": "What is it?"}]}
 ANSWER = {"role": "assistant", "content": "An olive."}

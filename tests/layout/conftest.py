@@ -9,7 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from preshard.schemas.layout import slice_positions
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 
 
 def _mask(seed: int, n_runs: int, seq_len: int, *, sort: bool) -> MaskArrays:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from preshard.packer_service.layout.area import allowed_pairs, area_by_rank, attention_area, most_common, shares
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.schemas.layout import slice_positions
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 
 
 @given(data=st.data())

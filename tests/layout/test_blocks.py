@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from preshard.packer_service.layout.blocks import block_map, merge_pairs
 from preshard.packer_service.layout.mask import MaskIndex
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 
 
 def unfolded(edges: np.ndarray, spans: np.ndarray) -> np.ndarray:

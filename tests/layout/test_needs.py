@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.needs import key_blocks_needed, keys_fetched
 from preshard.schemas.layout import slice_positions
-from preshard.schemas.needs import needed_blocks
-from preshard.schemas.sequence import dense_mask
+from preshard.schemas.mask import dense_mask, needed_blocks
 
 
 @given(data=st.data(), degree=st.sampled_from([1, 2, 4]), block=st.sampled_from([1, 3, 8]))

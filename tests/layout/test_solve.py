@@ -12,8 +12,9 @@ from preshard.packer_service.layout.measures import measure_layout
 from preshard.packer_service.layout.solve import solve_layouts
 from preshard.schemas.errors import LayoutError
 from preshard.schemas.layout import SCHEMES, TokenLayout, check_partition, slice_positions
+from preshard.schemas.mask import dense_mask
 from preshard.schemas.schemes import zigzag_runs
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.sequence import MaskArrays
 
 
 def pack(seq_len: int, seed: int) -> tuple[MaskArrays, np.ndarray]:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.tiles import chunk_incidence, tile_map, tiles_by_rank, whole_tiles
+from preshard.schemas.mask import dense_mask
 from preshard.schemas.schemes import zigzag_runs
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.sequence import MaskArrays
 
 
 @settings(max_examples=25)  # of four degrees

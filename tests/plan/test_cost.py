@@ -7,8 +7,9 @@ from preshard.packer_service.plan.cost import CostModel, causal_area, document_t
 from preshard.schemas.config import PackConfig
 from preshard.schemas.layout import TILE
 from preshard.schemas.manifest import LayerMasks
+from preshard.schemas.mask import dense_mask
 from preshard.schemas.sections import CostConfig, VisionConfig
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.sequence import MaskArrays
 
 
 def model_with(**dimensions: int) -> CostModel:

@@ -20,12 +20,13 @@ from preshard.schemas.dataset.measures import BLOCK_VALUES, measure_groups
 from preshard.schemas.dataset.read_manifest import decode_manifest
 from preshard.schemas.encode import encode_json
 from preshard.schemas.errors import ConfigError, ManifestInvalid
-from preshard.schemas.files.validation import first_violation, nearest_multiples, violations_of
+from preshard.schemas.files.validation import first_violation, violations_of
 from preshard.schemas.header import DocumentSpan
 from preshard.schemas.layout import TILE
 from preshard.schemas.manifest import Manifest
-from preshard.schemas.sections import DuplicatesConfig
-from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sections import DuplicatesConfig, nearest_multiples
+from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, NOT_POOLED, PADDING_DOC, MaskArrays
 
 
 @pytest.fixture

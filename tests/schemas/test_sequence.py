@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from preshard.schemas.sequence import MaskArrays, dense_mask, drop_groups, list_places
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays, drop_groups, list_places
 
 
 def _small_masks() -> Iterator[MaskArrays]:

@@ -33,8 +33,9 @@ from preshard.packer_service.ingest.media.shape import ImageSize, PlacedMedium, 
 from preshard.packer_service.ingest.media.video import probe_frames, probe_video
 from preshard.packer_service.packs.rendered import grid_positions, groups_of_units
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.mask import dense_mask
 from preshard.schemas.sections import ImageBackend
-from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, dense_mask, drop_groups
+from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays, drop_groups
 from preshard.trainer.families.family import normalise, picture_levels
 from preshard.trainer.families.pictures import InputUnit, Settings
 

@@ -19,7 +19,7 @@ def as_worker(number: int, count: int) -> Iterator[None]:
     """Makes this process one of a loader's workers."""
     with pytest.MonkeyPatch.context() as patch:
         info = SimpleNamespace(id=number, num_workers=count)
-        patch.setattr("preshard.trainer.data.worker.get_worker_info", lambda: info)
+        patch.setattr("preshard.trainer.data.position.get_worker_info", lambda: info)
         yield
 
 

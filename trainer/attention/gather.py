@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from preshard.schemas.errors import ConfigError, LayoutError
 from preshard.schemas.layout import TokenLayout, slice_positions
-from preshard.schemas.needs import needed_blocks
+from preshard.schemas.mask import needed_blocks
 from preshard.trainer.attention.bind import Attend, Exchange, Options
 from preshard.trainer.attention.context_parallel import ContextParallel, all_gather_single
 from preshard.trainer.attention.heads import gather_heads, scatter_heads

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from preshard.schemas.layout import TokenLayout, slice_positions
-from preshard.schemas.sequence import dense_mask
+from preshard.schemas.mask import dense_mask
 from preshard.trainer.attention.bind import Attend, Options
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.mask import MaskTensors

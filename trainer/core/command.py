@@ -22,7 +22,7 @@ with needed("trainer", "training", "train"):
 
 import torch.distributed as dist
 
-from preshard.schemas.files.secrets import shown
+from preshard.schemas.files.printed import shown
 from preshard.trainer.core.processes import Processes, first_difference, first_problem, joined, start_processes
 from preshard.trainer.core.setup import Job, prepare
 from preshard.trainer.extras import load_extra

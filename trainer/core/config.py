@@ -12,7 +12,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
 from preshard.schemas.files.validation import first_violation
-from preshard.schemas.model.devices import DeviceName
 from preshard.schemas.model.savings import Offload, Recompute
 from preshard.trainer.attention.bind import Kind
 from preshard.trainer.core.mesh import CpFsdp
@@ -26,6 +25,10 @@ Paths = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isi
 
 Tracker = Literal["tensorboard", "wandb"]
 """Packages that show a run's figures."""
+
+
+Gpu = Literal["a100", "h100", "h200", "b200", "l40s", "cpu"]
+"""Kinds of devices that a dry run can count for: those of ``preshard.schemas.model.devices``."""
 
 
 NEEDS = {
@@ -171,7 +174,7 @@ class TrainConfig(BaseModel):
         ge=1,
         description="With --dry-run: processes of the job; by default those of one replica of the parameters.",
     )
-    gpu: DeviceName = Field("h100", description="With --dry-run: the kind of device.")
+    gpu: Gpu = Field("h100", description="With --dry-run: the kind of device.")
     cp_rank: int | None = Field(
         None,
         ge=0,

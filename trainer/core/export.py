@@ -15,8 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.processes import first_problem
 from preshard.trainer.extras import load_extra
-from preshard.trainer.models.folder import WEIGHTS, one_line
-from preshard.trainer.models.load import GENERATION
+from preshard.trainer.models.load import GENERATION, WEIGHTS, one_line
 
 NOT_COPIED = (*WEIGHTS, "*.index.json", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "config.json")
 """Files of a model folder that are written anew, or hold weights of other programs."""

@@ -21,9 +21,8 @@ from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.optimizer import OwnRate
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extras import load_extra
-from preshard.trainer.models.folder import identity, model_sizes, read_model_config
-from preshard.trainer.models.load import empty_model
-from preshard.trainer.models.stateful import load_states
+from preshard.trainer.models.interface import load_states
+from preshard.trainer.models.load import empty_model, identity, model_sizes, read_model_config
 
 
 @dataclass(frozen=True, kw_only=True)

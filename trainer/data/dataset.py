@@ -15,7 +15,7 @@ from preshard.schemas.errors import ReaderError
 from preshard.schemas.files.printed import several
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
-from preshard.trainer.data.order import EndlessEpochs, SeparateEpochs
+from preshard.trainer.data.order import EndlessEpochs, Stream
 from preshard.trainer.data.position import Position
 from preshard.trainer.data.reader import PackReader, RankPart
 from preshard.trainer.extras import load_extra
@@ -201,9 +201,7 @@ class PackedDataset(IterableDataset[RankBatch]):
             epoch: from 0. They follow one another in the stream, ``steps_per_epoch`` steps each.
             step: of the epoch, from 0 and below ``steps_per_epoch``.
         """
-        position = step * self.dp_size
-        if isinstance(self._order, EndlessEpochs):
-            epoch, position = self._order.normal(0, (epoch * self.steps_per_epoch + step) * self.dp_size)
+        epoch, position = self._order.place_of_step(epoch, step, self.dp_size)
         return self._read(step, epoch, position, self._position.state_at(epoch, position + self.dp_size))
 
     def _read(self, step: int, epoch: int, position: int, state: dict[str, Any]) -> RankBatch:
@@ -223,9 +221,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         return other
 
 
-def _stream(
-    readers: Sequence[PackReader], weights: Sequence[float], seed: int, tail: str
-) -> tuple[SeparateEpochs | EndlessEpochs, str]:
+def _stream(readers: Sequence[PackReader], weights: Sequence[float], seed: int, tail: str) -> tuple[Stream, str]:
     """The order of the packs, and the id under which a state names what they are of."""
     ids = [reader.files.manifest.dataset_id for reader in readers]
     sizes = [len(reader.packs) for reader in readers]
@@ -235,7 +231,8 @@ def _stream(
         raise ReaderError(f"tail is {tail!r}; it must be 'wrap' or 'drop'")
     if len(readers) == 1:
         if tail == "drop":
-            return SeparateEpochs(sizes[0], window=windows[0], seed=seed, phases=phases[0]), ids[0]
+            epochs = load_extra("separate_epochs").SeparateEpochs
+            return epochs(sizes[0], window=windows[0], seed=seed, phases=phases[0]), ids[0]
         return EndlessEpochs(sizes, windows=windows, shares=[1], seed=seed, phases=phases), ids[0]
     if tail == "drop":
         raise ReaderError("tail is 'drop', and a mixture of datasets has no epoch that ends: leave it out")

@@ -22,7 +22,7 @@ from preshard.schemas.errors import (
     TableMissing,
 )
 from preshard.schemas.files.filesystem import locate, open_regular
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, SHARDS, ManifestHead
 from preshard.schemas.read_config import ReadConfig, read_config
 from preshard.trainer.data.pack_index import PACKS_TABLE, WHOLE_TABLE, PackIndex

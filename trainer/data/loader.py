@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.worker import worker_share
+from preshard.trainer.data.position import worker_share
 
 START_METHOD = "spawn"
 """Start method of workers. Not ``fork``: a forked child has the locks of the parent's threads without the threads, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -81,54 +82,25 @@ def epoch_order(
     return order.packs_at(np.arange(n_packs))
 
 
-class SeparateEpochs:
-    """The stream of packs of a single dataset: one epoch after another, each from its first pack.
-
-    Packs at the end of an epoch that fill no step are left out.
-
-    Args:
-        n_packs: its packs.
-        window: its ``order.window``.
-        seed: chooses the orders of the epochs.
-        phases: as of :class:`EpochOrder`.
-    """
-
-    def __init__(self, n_packs: int, *, window: int, seed: int, phases: Sequence[int] = ()) -> None:
-        self.n_packs, self._window, self._seed, self._phases = n_packs, window, seed, phases
-        self._epoch, self._order = -1, EpochOrder(0, window=1, seed=0, epoch=0)
-
-    def place(self, epoch: int, position: int) -> tuple[int, int]:
-        """Dataset (always 0) and pack at a position of an epoch."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = EpochOrder(
-                self.n_packs, window=self._window, seed=self._seed, epoch=epoch, phases=self._phases
-            )
-        return 0, int(self._order.packs_at(np.array([position]))[0])
-
-    def steps_left(self, position: int, dp_size: int) -> int:
-        """Whole steps from a position to the epoch's end."""
-        return (self.n_packs - position) // dp_size
-
-    def normal(self, epoch: int, position: int) -> tuple[int, int]:
-        """A position as a state has it."""
-        return epoch, position
-
-    def first_position(self, epoch: int, after: tuple[int, int], dp_size: int) -> int:  # noqa: ARG002
-        """Position of the first step of an epoch."""
-        return 0
-
-    def next_pass(self, epoch: int, position: int) -> tuple[int, int]:  # noqa: ARG002
-        """Place where a pass begins after one that ended at a position: packs that fill no step are left out."""
-        return epoch + 1, 0
-
-
 def _hash(numbers: Int64[np.ndarray, "n"], seed: int, epoch: int) -> UInt64[np.ndarray, "n"]:
     """A hash of (seed, epoch, number) for each number: of each of the three in turn."""
     state = np.zeros(len(numbers), np.uint64)
     for value in (np.uint64(seed % 2**64), np.uint64(epoch % 2**64), numbers.astype(np.uint64)):
         state = mix64(state + value)
     return state
+
+
+class Stream(Protocol):
+    """The packs of one or several datasets in order, epoch after epoch; :class:`EndlessEpochs` says what each means."""
+
+    n_packs: int
+
+    def place(self, epoch: int, position: int) -> tuple[int, int]: ...
+    def place_of_step(self, epoch: int, step: int, dp_size: int) -> tuple[int, int]: ...
+    def steps_left(self, position: int, dp_size: int) -> int: ...
+    def normal(self, epoch: int, position: int) -> tuple[int, int]: ...
+    def first_position(self, epoch: int, after: tuple[int, int], dp_size: int) -> int: ...
+    def next_pass(self, epoch: int, position: int) -> tuple[int, int]: ...
 
 
 class EndlessEpochs:
@@ -198,6 +170,10 @@ class EndlessEpochs:
     def steps_left(self, position: int, dp_size: int) -> int:
         """Steps from a position on that begin before the epoch's end; the last one may end in the next epoch."""
         return -(-(self.n_packs - position) // dp_size)
+
+    def place_of_step(self, epoch: int, step: int, dp_size: int) -> tuple[int, int]:
+        """Epoch and position at which a step begins, where each epoch counts as its whole steps."""
+        return self.normal(0, (epoch * (self.n_packs // dp_size) + step) * dp_size)
 
     def normal(self, epoch: int, position: int) -> tuple[int, int]:
         """A position as a state has it: with the epoch that the next pack belongs to."""

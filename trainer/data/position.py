@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
-from typing import Any
+from multiprocessing.util import Finalize
+from typing import Any, NamedTuple
+
+from torch.utils.data import get_worker_info
 
 from preshard.schemas.errors import ReaderError
-from preshard.schemas.files.printed import several
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.data.order import EndlessEpochs, SeparateEpochs
-from preshard.trainer.data.worker import Share, finish_sending_at_exit, worker_share
+from preshard.trainer.data.order import Stream
+from preshard.trainer.extras import load_extra
 
 ReadPack = Callable[[int, int, int, dict[str, Any]], RankBatch]
 """Reads the pack of a step: called with the step, the epoch and position where it begins, and the state after it."""
@@ -30,6 +33,49 @@ LENT = (
     "state_dict() does not know what a loader's workers or a stream have given from copies of this dataset: save "
     "RankBatch.state of the last batch, or the state_dict() of a StatefulDataLoader"
 )
+
+
+FEEDER = "QueueFeederThread"
+"""Name that ``multiprocessing`` gives to the thread that sends what a process has put into a queue."""
+
+
+LONGEST_WAIT = 1.0
+"""Seconds that an ending worker waits for what it is sending. A loader that is gone takes nothing any more; then the
+thread waits in a system call, where its end does no harm."""
+
+
+AFTER_QUEUES_CLOSE = 5
+"""Priority of a finaliser that runs after those that close the queues (10)."""
+
+
+class Share(NamedTuple):
+    """Number of this worker, from 0, and number of workers: of n, it reads every n-th step."""
+
+    worker: int
+    workers: int
+
+
+def worker_share() -> Share | None:
+    """The share of the worker process that this is; None outside of workers."""
+    worker = get_worker_info()
+    return None if worker is None else Share(worker.id, worker.num_workers)
+
+
+def finish_sending_at_exit() -> None:
+    """Makes this worker wait, as it ends, for what it is sending."""
+    Finalize(None, let_feeders_end, exitpriority=AFTER_QUEUES_CLOSE)
+
+
+def let_feeders_end() -> None:
+    """Waits until the worker's last batches are sent.
+
+    torch's worker ends without waiting for the thread that sends them. Python then ends that thread wherever it next
+    asks for the interpreter, and inside torch's C++ that aborts the process: "terminate called without an active
+    exception".
+    """
+    for thread in threading.enumerate():
+        if thread.name == FEEDER:
+            thread.join(LONGEST_WAIT)
 
 
 class Board:
@@ -77,7 +123,7 @@ class Position:
         dp_size: packs of a step.
     """
 
-    def __init__(self, order: SeparateEpochs | EndlessEpochs, *, name: dict[str, Any], dp_size: int) -> None:
+    def __init__(self, order: Stream, *, name: dict[str, Any], dp_size: int) -> None:
         self._order, self._name, self._dp_size = order, name, dp_size
         self._board, self._seen, self._owner = Board(), 0, os.getpid()
         self._worker: Share | None = None
@@ -138,8 +184,8 @@ class Position:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         mine = self._share(worker_share())
-        if worker_share() is None:
-            state = self._joined(state)
+        if worker_share() is None and not {"_snapshot", "_sampler_iter_yielded"}.isdisjoint(state):
+            state = load_extra("loader_states").joined(state, self._order, self._name)
         given = {name: value for name, value in state.items() if name in ("worker", "workers", "dp_size")}
         if given != mine:
             raise ReaderError(
@@ -163,31 +209,6 @@ class Position:
                 raise ReaderError(f"state's {name} is {value!r}; it must be {limit}: take a state as it was returned")
         self._set(*self._order.normal(state["epoch"], state["position"]))
         self._given, self._just_loaded = state.get("steps", 0), True
-
-    def _joined(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A position of all workers from the state of a ``StatefulDataLoader`` (torchdata 0.11); others as they are.
-
-        Workers take turns, so what they have given is known from how many steps that is.
-        """
-        if "_snapshot" not in state:
-            return state["dataset_state"] if "_sampler_iter_yielded" in state else state
-        later = state["_steps_since_snapshot"]
-        workers = [each["dataset_state"] for each in state["_snapshot"]["_worker_snapshots"].values()]
-        if len(workers) == 1:
-            if later:
-                raise ReaderError(
-                    f"state is {several(later, 'step')} behind its loader: save with snapshot_every_n_steps=1, or "
-                    "resume with the same num_workers and dp_size by the loader's own load_state_dict"
-                )
-            return workers[0]
-        dp_size, at = workers[0]["dp_size"], (workers[0]["epoch"], workers[0]["position"])
-        if not 1 <= dp_size <= self._order.n_packs:
-            raise ReaderError(f"state's dp_size is {dp_size!r}; it must be from 1 to {self._order.n_packs} packs")
-        steps = later + sum(each["steps"] for each in workers)
-        while steps > (left := self._order.steps_left(at[1], dp_size)):
-            steps, at = steps - left, self._order.next_pass(at[0], at[1] + left * dp_size)
-        epoch, position = self._order.normal(at[0], at[1] + steps * dp_size)
-        return {name: workers[0][name] for name in self._name} | {"epoch": epoch, "position": position}
 
     def iterate(self, read: ReadPack, *, endless: bool) -> Iterator[RankBatch]:
         """This process's share of the steps from the current position on."""

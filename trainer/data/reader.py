@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int32, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from PIL import Image
 from pyarrow.fs import FileSystem
 from torch import Tensor
@@ -18,7 +18,7 @@ from preshard.schemas.errors import ImagesInvalid, MembersInvalid
 from preshard.schemas.header import SampleHead, StoredImage, most_pixels, read_member
 from preshard.schemas.layout import rank_positions
 from preshard.schemas.members import TAR_BLOCK, check_member, image_member
-from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX, PADDING_DOC, MaskArrays, PackedSequence
+from preshard.schemas.sequence import IGNORE_INDEX, PackedSequence
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.pack_index import PackPlace
@@ -31,6 +31,7 @@ from preshard.trainer.data.split import (
     read_header,
     token_layout,
 )
+from preshard.trainer.extras import load_extra
 
 
 def read_crops(
@@ -163,7 +164,7 @@ class PackReader:
             ulysses_degree=part.ulysses_degree,
             ulysses_rank=part.cp_rank % part.ulysses_degree,
         )
-        sequences = find_sequences(header.sequence.mask)
+        sequences = load_extra("sequences").find_sequences(header.sequence.mask)
         return RankBatch(
             pack_id=pack_id,
             dataset=dataset,
@@ -202,72 +203,3 @@ def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[
     columns = {name: torch.from_numpy(values)[positions] for name, values in sequence.columns.items()}
     own = {"loss_weights": loss_weights, "loss_tokens": loss_tokens, "positions": positions, "columns": columns}
     return {**local, **own}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sequences:
-    """The sequences of a pack in natural order: documents (of those without a shared prefix the branches), and the
-    padding between and after them.
-
-    Attributes:
-        edges: sequence i is the tokens ``edges[i]:edges[i + 1]``.
-        not_causal: why the mask is not plain causal attention inside these sequences; empty where it is.
-    """
-
-    edges: Int32[np.ndarray, "sequences_plus_1"]
-    not_causal: str
-
-    @property
-    def longest(self) -> int:
-        return int(np.diff(self.edges).max(initial=0))
-
-
-def find_sequences(mask: MaskArrays) -> Sequences:
-    """Cuts a pack where the document changes, or the branch of a document without a shared prefix, and tells whether
-    causal attention inside the parts is its mask.
-
-    It is if each document is one range of tokens, no token sees a later one of its group, and no token fails to see an
-    earlier one of another branch. Ids of branches and groups that have no such effect do no harm.
-    """
-    doc, branch = mask.doc_ids, mask.branch_ids
-    other = doc[1:] != doc[:-1]
-    starts = _edges(other, len(doc))
-    has_prefix = np.repeat(np.logical_or.reduceat(branch == 0, starts[:-1]), np.diff(starts))
-    edges = _edges(other | (~has_prefix[1:] & (branch[1:] != branch[:-1])), len(doc)).astype(np.int32)
-    documents = doc[starts[:-1]]
-    documents = documents[documents != PADDING_DOC]
-    reason = ""
-    if len(np.unique(documents)) < len(documents):
-        reason = "a document lies in several ranges of tokens"
-    elif _hides_earlier_tokens(mask, has_prefix):
-        reason = "some documents have branches (annotations), which do not see each other"
-    elif _sees_later_tokens(mask):
-        reason = "tokens of a group (those of an image) see each other in both directions"
-    return Sequences(edges=edges, not_causal=reason)
-
-
-def _hides_earlier_tokens(mask: MaskArrays, has_prefix: Bool[np.ndarray, "seq"]) -> bool:
-    """Whether a token does not see all earlier ones of its document, or of its branch if there is no shared prefix.
-
-    Branch 0 and then one other hides nothing. Nor do branches that are each one range, where no token is of branch 0.
-    """
-    doc, branch = mask.doc_ids, mask.branch_ids
-    heads = _edges((doc[1:] != doc[:-1]) | (branch[1:] != branch[:-1]), len(doc))[:-1]
-    doc, branch, has_prefix = doc[heads], branch[heads], has_prefix[heads]
-    same = (doc[1:] == doc[:-1]) & (doc[1:] != PADDING_DOC)
-    parted = np.stack([doc, branch])[:, ~has_prefix & (doc != PADDING_DOC)]
-    is_scattered = len(np.unique(parted, axis=1).T) < len(parted.T)
-    return is_scattered or bool((same & has_prefix[1:] & (branch[:-1] != 0)).any())
-
-
-def _sees_later_tokens(mask: MaskArrays) -> bool:
-    """Whether two tokens of a document and a branch are of one group."""
-    grouped = np.flatnonzero((mask.group_ids != CAUSAL_ONLY) & (mask.doc_ids != PADDING_DOC))
-    members = np.stack([mask.doc_ids[grouped], mask.branch_ids[grouped], mask.group_ids[grouped]])
-    if (members[:, 1:] == members[:, :-1]).all(axis=0).any():  # the usual case, found without sorting
-        return True
-    return len(np.unique(members, axis=1).T) < len(grouped)
-
-
-def _edges(changes: Bool[np.ndarray, "seq_minus_1"], seq_len: int) -> Int64[np.ndarray, "parts_plus_1"]:
-    return np.concatenate([[0], np.flatnonzero(changes) + 1, [seq_len]])

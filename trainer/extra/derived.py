@@ -13,8 +13,8 @@ from preshard.schemas.layout import (
     TokenLayout,
     layout_name,
 )
+from preshard.schemas.mask import needed_blocks
 from preshard.schemas.members import HEAD
-from preshard.schemas.needs import needed_blocks
 from preshard.schemas.read_config import ReadConfig
 from preshard.schemas.schemes import alignment_of, define_runs
 from preshard.trainer.data.split import Split, listed, padded_seq_edges

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import ManifestHead, ModelEntry
-from preshard.schemas.model.encoder import encoder_of
+from preshard.schemas.manifest import ManifestHead, ModelEntry, encoder_of
 from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.model.followed import check_followed, check_positions, check_window, hidden_window_of
 from preshard.schemas.model.languages import language_model
 from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import family_of, has_transformers
-from preshard.trainer.models.folder import WEIGHTS, model_sizes, one_line
+from preshard.trainer.models.load import WEIGHTS, model_sizes, one_line
 
 _SAMPLED = 1024
 """Bytes of a tensor that tell it from that of another model: training changes nearly all of them."""

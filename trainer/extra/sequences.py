@@ -1,68 +1,79 @@
-"""Whether a model of ``transformers`` sees the sequences of a pack by itself, and the mask of one that does not."""
+"""Sequences of a pack, for kernels of variable length: whether causal attention inside them is the pack's mask."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-from jaxtyping import Int64
-from torch import Tensor
+import numpy as np
+from jaxtyping import Bool, Int32, Int64
 
-from preshard.schemas.errors import ReaderError
-from preshard.schemas.model.families import FAMILIES
-from preshard.schemas.model.languages import language_model
-from preshard.trainer.data.batch import RankBatch
+from preshard.schemas.sequence import CAUSAL_ONLY, PADDING_DOC, MaskArrays
 
 
-def masks_for(batch: RankBatch, model: Any, position_ids: Int64[Tensor, "1 seq"]) -> dict[str, Any]:
-    """The mask of a model that does not see sequences by itself.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sequences:
+    """The sequences of a pack in natural order: documents (of those without a shared prefix the branches), and the
+    padding between and after them.
 
-    Raises:
-        ReaderError: there is no model to make it for, or its layers carry a state, which takes kernels that are not
-            installed.
+    Attributes:
+        edges: sequence i is the tokens ``edges[i]:edges[i + 1]``.
+        not_causal: why the mask is not plain causal attention inside these sequences; empty where it is.
     """
-    if model is None:
-        _check_sees_sequences(batch)
-        return {}
-    kind, layers = model.config.model_type, getattr(model.config.get_text_config(), "layer_types", None) or ()
-    if "linear_attention" in layers and not (find_spec("fla") and find_spec("causal_conv1d")):
-        raise ReaderError(
-            f"layers of {kind} carry a state, which transformers starts anew at each document with the packages "
-            "flash-linear-attention and causal-conv1d alone: install both, or take preshard.models.PackedModel"
-        )
-    if not language_model(kind).own_mask:
-        return {}
-    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-    given: dict[str, Any] = {
-        **{"config": model.config, "attention_mask": None, "past_key_values": None, "position_ids": position_ids},
-        "inputs_embeds": torch.empty(*position_ids.shape, 0, dtype=model.dtype, device=position_ids.device),
-    }
-    mask = create_causal_mask(**given)
-    if not getattr(model.config, "layer_types", None):
-        return {"attention_mask": mask}
-    kinds = {"full_attention": mask, "sliding_attention": create_sliding_window_causal_mask(**given)}
-    return {"attention_mask": kinds}
+    edges: Int32[np.ndarray, "sequences_plus_1"]
+    not_causal: str
+
+    @property
+    def longest(self) -> int:
+        return int(np.diff(self.edges).max(initial=0))
 
 
-def _check_sees_sequences(batch: RankBatch) -> None:
-    """Checks that the kind of model that packs were made for sees sequences by itself.
+def find_sequences(mask: MaskArrays) -> Sequences:
+    """Cuts a pack where the document changes, or the branch of a document without a shared prefix, and tells whether
+    causal attention inside the parts is its mask.
 
-    Raises:
-        ReaderError: it does not, or may have layers that carry a state; or the packs were made for no model.
+    It is if each document is one range of tokens, no token sees a later one of its group, and no token fails to see an
+    earlier one of another branch. Ids of branches and groups that have no such effect do no harm.
     """
-    if batch.model is None:
-        why = f"pack {batch.pack_id} was packed for no model, and some would let its documents see each other"
-    else:
-        kind = batch.model.model_type
-        language = language_model(FAMILIES[kind].text[0] if kind in FAMILIES else kind)
-        if language.own_mask:
-            why = f"{kind} makes its mask without position_ids, so documents of a pack would see each other"
-        elif language.has_states:
-            why = f"{kind} may have layers that carry a state from one document to the next"
-        else:
-            return
-    raise ReaderError(
-        f"{why}: call to_varlen(batch, model=model), which gives such a model what it needs or refuses it"
-    )
+    doc, branch = mask.doc_ids, mask.branch_ids
+    other = doc[1:] != doc[:-1]
+    starts = _edges(other, len(doc))
+    has_prefix = np.repeat(np.logical_or.reduceat(branch == 0, starts[:-1]), np.diff(starts))
+    edges = _edges(other | (~has_prefix[1:] & (branch[1:] != branch[:-1])), len(doc)).astype(np.int32)
+    documents = doc[starts[:-1]]
+    documents = documents[documents != PADDING_DOC]
+    reason = ""
+    if len(np.unique(documents)) < len(documents):
+        reason = "a document lies in several ranges of tokens"
+    elif _hides_earlier_tokens(mask, has_prefix):
+        reason = "some documents have branches (annotations), which do not see each other"
+    elif _sees_later_tokens(mask):
+        reason = "tokens of a group (those of an image) see each other in both directions"
+    return Sequences(edges=edges, not_causal=reason)
+
+
+def _hides_earlier_tokens(mask: MaskArrays, has_prefix: Bool[np.ndarray, "seq"]) -> bool:
+    """Whether a token does not see all earlier ones of its document, or of its branch if there is no shared prefix.
+
+    Branch 0 and then one other hides nothing. Nor do branches that are each one range, where no token is of branch 0.
+    """
+    doc, branch = mask.doc_ids, mask.branch_ids
+    heads = _edges((doc[1:] != doc[:-1]) | (branch[1:] != branch[:-1]), len(doc))[:-1]
+    doc, branch, has_prefix = doc[heads], branch[heads], has_prefix[heads]
+    same = (doc[1:] == doc[:-1]) & (doc[1:] != PADDING_DOC)
+    parted = np.stack([doc, branch])[:, ~has_prefix & (doc != PADDING_DOC)]
+    is_scattered = len(np.unique(parted, axis=1).T) < len(parted.T)
+    return is_scattered or bool((same & has_prefix[1:] & (branch[:-1] != 0)).any())
+
+
+def _sees_later_tokens(mask: MaskArrays) -> bool:
+    """Whether two tokens of a document and a branch are of one group."""
+    grouped = np.flatnonzero((mask.group_ids != CAUSAL_ONLY) & (mask.doc_ids != PADDING_DOC))
+    members = np.stack([mask.doc_ids[grouped], mask.branch_ids[grouped], mask.group_ids[grouped]])
+    if (members[:, 1:] == members[:, :-1]).all(axis=0).any():  # the usual case, found without sorting
+        return True
+    return len(np.unique(members, axis=1).T) < len(grouped)
+
+
+def _edges(changes: Bool[np.ndarray, "seq_minus_1"], seq_len: int) -> Int64[np.ndarray, "parts_plus_1"]:
+    return np.concatenate([[0], np.flatnonzero(changes) + 1, [seq_len]])

@@ -14,8 +14,8 @@ from preshard.schemas.model.languages import EXPERTS, USED_EXPERTS, language_mod
 from preshard.trainer.attention.listed import count_tiles
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.models.folder import model_sizes
 from preshard.trainer.models.interface import decoder_layers, encoder_trains
+from preshard.trainer.models.load import model_sizes
 
 TRAINING, FROZEN, FORWARD = 3, 2, 1
 """A backward pass takes two products where the forward pass takes one, and with a frozen weight one, for the gradient

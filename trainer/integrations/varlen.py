@@ -61,7 +61,7 @@ def to_varlen(
         "max_length_k": longest,
         "seq_idx": numbers[None],
     }
-    found |= load_extra("sequences").masks_for(batch, model, found["position_ids"])
+    found |= load_extra("own_masks").masks_for(batch, model, found["position_ids"])
     if with_labels:
         found |= _labels(batch)
     if with_columns:

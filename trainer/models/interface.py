@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,7 +22,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.layout import TokenLayout
+from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.bind import Attend
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.device import to_device
 from preshard.trainer.families.family import family_of
 
@@ -277,3 +281,26 @@ def feature_parameters(base: Any) -> list[nn.Parameter]:
 def encoder_trains(base: Any) -> bool:
     """Whether a parameter that makes features trains."""
     return bool(feature_parameters(base))
+
+
+STATES = {"linear_attention": "gated_delta"}
+"""The module of this folder that makes a kind of layer follow packs, imported for a model that has such layers."""
+
+
+def load_states(config: Any) -> Any:
+    """The module for a model's layers that carry a state; None for a model without."""
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    module = next((module for kind, module in STATES.items() if kind in kinds), None)
+    return None if module is None else import_module(f"{__package__}.{module}")
+
+
+def bind_states(
+    config: Any, layout: TokenLayout, mask: MaskArrays, cp: ContextParallel, device: torch.device
+) -> dict[str, Any]:
+    """Facts about a pack that these layers need, as an argument of the model's call; empty for a model without.
+
+    Raises:
+        ConfigError: their heads do not divide among the ranks.
+    """
+    states = load_states(config)
+    return {} if states is None else states.bind_states(config, layout, mask, cp, device)

@@ -22,10 +22,9 @@ from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
 from preshard.trainer.models.features import FeatureExchange, bind_features
-from preshard.trainer.models.folder import model_sizes
-from preshard.trainer.models.interface import PACKED, Sealed, block_paths, unwrap, without_autocast
+from preshard.trainer.models.interface import PACKED, Sealed, bind_states, block_paths, unwrap, without_autocast
+from preshard.trainer.models.load import model_sizes
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum, token_losses
-from preshard.trainer.models.stateful import bind_states
 
 LENDS = "lends_weight"
 """Attribute of the class of an output projection that gives its weight to the loss."""

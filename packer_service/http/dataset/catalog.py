@@ -15,7 +15,7 @@ from preshard.packer_service.http.problems import ProblemError, damaged, no_data
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.files.filesystem import split_query
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.manifest import FIGURES, MANIFEST, PLANNED, RUN, SHARDS, WORK
 from preshard.schemas.tables import TABLES
 

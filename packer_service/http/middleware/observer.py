@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preshard.packer_service.http.problems import ProblemError, problem_response
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 
 access = logging.getLogger("preshard.access")
 errors = logging.getLogger("preshard.errors")

@@ -10,8 +10,7 @@ from preshard.packer_service.ingest.document import Medium, MediumKind
 from preshard.schemas.errors import DocumentError
 
 if TYPE_CHECKING:  # pydantic, which it brings, would take a third of the start of a process of decoders
-    from preshard.schemas.manifest import UnitKind
-    from preshard.schemas.model.encoder import VisionEncoder
+    from preshard.schemas.manifest import UnitKind, VisionEncoder
 
 Scaling = Literal["reduced", "bicubic", "bicubic_16_bits", "triangle", "triangle_16_bits", "bilinear"]
 """Ways to scale a picture to its canvas: as :mod:`preshard.packer_service.ingest.media.scale` does it (``reduced``), by

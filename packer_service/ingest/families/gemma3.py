@@ -27,7 +27,7 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.manifest import VisionEncoder
 from preshard.schemas.model.encoders import mean_encoder
 from preshard.schemas.sections import ImageBackend
 

@@ -32,8 +32,7 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.manifest import UnitKind
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.manifest import UnitKind, VisionEncoder
 from preshard.schemas.model.encoders import mean_encoder
 from preshard.schemas.sections import ImageBackend
 

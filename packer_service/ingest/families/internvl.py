@@ -31,8 +31,7 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import UnitKind
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.manifest import UnitKind, VisionEncoder
 from preshard.schemas.model.encoders import internvl_encoder, pair
 from preshard.schemas.sections import ImageBackend
 

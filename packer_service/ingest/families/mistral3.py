@@ -28,7 +28,7 @@ from preshard.packer_service.ingest.families.settings import (
     ModelFolder,
 )
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.manifest import VisionEncoder
 from preshard.schemas.model.encoders import pixtral_encoder
 from preshard.schemas.sections import ImageBackend
 

@@ -22,7 +22,7 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.encoder import TIME_KEY
+from preshard.schemas.manifest import TIME_KEY
 from preshard.schemas.model.encoders import qwen_encoder
 from preshard.schemas.sections import ImageBackend
 

@@ -21,8 +21,7 @@ from preshard.packer_service.ingest.families.family import (
     encoder_load,
 )
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.manifest import UnitKind
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.manifest import UnitKind, VisionEncoder
 
 MAX_ASPECT_RATIO = 200
 """Longer side over shorter, above which the processors refuse a picture."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from preshard.packer_service.ingest.families.family import Scaling
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.encoder import ENCODER_KEY, VisionEncoder
+from preshard.schemas.manifest import ENCODER_KEY, VisionEncoder
 from preshard.schemas.sections import ImageBackend
 
 CONFIG = "config.json"

@@ -32,7 +32,7 @@ from pyarrow import fs
 from preshard.packer_service.ingest.document import Medium
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.filesystem import is_uri, join, locate, split_query
-from preshard.schemas.files.secrets import NAMED_BY_USER, without_secrets
+from preshard.schemas.files.printed import NAMED_BY_USER, without_secrets
 
 SCHEMES = frozenset(("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf"))
 """Schemes that ``pyarrow.fs`` opens: ``--allow-media`` could allow them."""

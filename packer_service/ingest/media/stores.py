@@ -22,7 +22,7 @@ from preshard.packer_service.ingest.fetch import started
 from preshard.packer_service.ingest.media.reach import MediaReach, is_absolute
 from preshard.schemas.errors import DocumentError, PreshardError
 from preshard.schemas.files.filesystem import is_remote, locate, split_query
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 
 READERS = 16
 """Images that are read at the same time, or have been read and wait for their turn."""

@@ -19,7 +19,6 @@ from preshard.packer_service.ingest.fetch import Range, read_range, read_ranges,
 from preshard.packer_service.ingest.packed.manifest import manifest_of
 from preshard.packer_service.ingest.packed.pack import StoredPack
 from preshard.packer_service.ingest.source.file import RowReference, SourceFile, SourceRow
-from preshard.schemas.columns import Kept
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, kind_of, open_annotations
 from preshard.schemas.dataset.manifest_parts import stored_config
@@ -28,7 +27,7 @@ from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import ConfigError, DocumentError, FormatError, PackRowInvalid
 from preshard.schemas.files.filesystem import FileRefusedError, join, locate, open_regular
 from preshard.schemas.files.printed import several
-from preshard.schemas.header import decode_head, read_member, stored_checksum
+from preshard.schemas.header import Kept, decode_head, read_member, stored_checksum
 from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead, TableEntry
 from preshard.schemas.members import HEAD, SEQUENCE, check_member, decode_sequence, sample_key, shard_name
 from preshard.schemas.tables import DOCUMENTS, documents_schema, open_table

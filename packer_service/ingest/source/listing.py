@@ -40,8 +40,7 @@ from preshard.packer_service.ingest.source.names import (
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
-from preshard.schemas.files.printed import several
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import several, without_secrets
 from preshard.schemas.manifest import MANIFEST, WORK
 
 LOOKING = 16

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from preshard.packer_service.ingest.source.containers.registry import CODECS, NUMBERED, SUFFIXES, TABLES, WHOLE_SUFFIXES
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_uri, split_query
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 
 ALL = "all"
 """Asks for every file, whatever its split."""

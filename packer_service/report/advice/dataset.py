@@ -19,10 +19,9 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError, PreshardError, ShardMissing
 from preshard.schemas.header import decode_header
-from preshard.schemas.manifest import SHARDS, ManifestHead
+from preshard.schemas.manifest import SHARDS, ManifestHead, encoder_of
 from preshard.schemas.members import sample_key, shard_name
 from preshard.schemas.model.dimensions import ModelDimensions
-from preshard.schemas.model.encoder import encoder_of
 
 PLACE = ("offset", "header_size", "head_crc32c")
 """Columns of ``packs.parquet`` that say where a pack's mask lies."""

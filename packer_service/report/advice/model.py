@@ -6,6 +6,7 @@ from pathlib import Path
 
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.settings import ModelFolder
+from preshard.schemas.manifest import VisionEncoder, encoder_of
 from preshard.schemas.model.dimensions import (
     ModelDimensions,
     encoder_parameters,
@@ -13,7 +14,6 @@ from preshard.schemas.model.dimensions import (
     rest_parameters,
     row_width,
 )
-from preshard.schemas.model.encoder import VisionEncoder, encoder_of
 from preshard.schemas.sections import CostConfig, ImageBackend, VisionConfig
 
 

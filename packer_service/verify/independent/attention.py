@@ -1,4 +1,4 @@
-"""Cost of the mask to each rank of a layout, looked up in :func:`~preshard.schemas.sequence.dense_mask` and summed.
+"""Cost of the mask to each rank of a layout, looked up in :func:`~preshard.schemas.mask.dense_mask` and summed.
 
 The matrix of a pack of 36,864 tokens has 1.4 billion entries, so it is not evaluated token by token. A slice is cut
 into *pieces*: consecutive tokens of one document, one branch and one group that lie in one tile. Between two different
@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from preshard.schemas.layout import TILE
-from preshard.schemas.sequence import PADDING_DOC, MaskArrays, dense_mask, list_places
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import PADDING_DOC, MaskArrays, list_places
 
 MOST_PIECES = 1024
 """Pieces along either side of the part of the matrix that is evaluated at once: at most a million entries, some 20 MB

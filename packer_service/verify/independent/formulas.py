@@ -11,8 +11,7 @@ from jaxtyping import Int64
 from preshard.schemas.config import PackConfig
 from preshard.schemas.header import Unit
 from preshard.schemas.layout import TILE
-from preshard.schemas.manifest import LayerMasks
-from preshard.schemas.model.encoder import VisionEncoder
+from preshard.schemas.manifest import LayerMasks, VisionEncoder
 from preshard.schemas.sections import CostConfig, VisionConfig
 from preshard.schemas.sequence import PackedSequence
 

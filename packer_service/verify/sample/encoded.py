@@ -14,8 +14,7 @@ from preshard.packer_service.verify.verdict import Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import UnitsInvalid
 from preshard.schemas.header import SampleHead, StoredImage, Unit
-from preshard.schemas.manifest import ModelEntry
-from preshard.schemas.model.encoder import VisionEncoder, encoder_of, tokens_per_second
+from preshard.schemas.manifest import ModelEntry, VisionEncoder, encoder_of, tokens_per_second
 from preshard.schemas.model.families import FAMILIES, INPUTS
 
 Patches = tuple[int, int]

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.files.secrets import without_secrets
+from preshard.schemas.files.printed import without_secrets
 
 SECRET = "hunter2"
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from preshard.packer_service.demo.model import model_config, tiny_model
 from preshard.packer_service.ingest.families.folder import load_family
-from preshard.schemas.model.encoder import ENCODER_KEY, VisionEncoder, encoder_of, tokens_per_second
+from preshard.schemas.manifest import ENCODER_KEY, VisionEncoder, encoder_of, tokens_per_second
 from preshard.schemas.model.encoders import ENCODERS
 from preshard.schemas.model.families import FAMILIES
 

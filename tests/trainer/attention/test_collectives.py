@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.attention import context_parallel
-from preshard.trainer.attention.context_parallel import all_gather_single, new_group
+from preshard.trainer.attention.context_parallel import all_gather_single
+from preshard.trainer.extra import other_meshes
+from preshard.trainer.extra.other_meshes import new_group
 
 
 def test_a_gather_does_not_warn(alone: None) -> None:
@@ -24,6 +25,6 @@ def test_a_gather_does_not_warn(alone: None) -> None:
 
 def test_an_order_of_ranks_that_torch_cannot_make_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when an old torch makes a group in another order than the mesh has, so that tokens are exchanged."""
-    monkeypatch.setattr(context_parallel, "ANY_ORDER", False)
+    monkeypatch.setattr(other_meshes, "ANY_ORDER", False)
     with pytest.raises(ConfigError, match=r"in the order \[2, 1, 0\], and torch .* only ascending order"):
         new_group((2, 1, 0))

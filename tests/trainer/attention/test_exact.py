@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from preshard.schemas.layout import SCHEMES
-from preshard.schemas.sequence import dense_mask
+from preshard.schemas.mask import dense_mask
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ring", {}),

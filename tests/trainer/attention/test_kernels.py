@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from preshard.schemas import layout
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import tiles as tiles_of
 from preshard.trainer.attention.kernels import Kernel, check_kernel, kernel_for
 from preshard.trainer.attention.kernels.flash_cpu import FlashCPU

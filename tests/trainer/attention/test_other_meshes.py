@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import rank_positions
 from preshard.trainer.attention.bind import bind
-from preshard.trainer.attention.context_parallel import ANY_ORDER, ContextParallel
+from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.core.mesh import Mesh
+from preshard.trainer.extra.other_meshes import ANY_ORDER
 
 
 def accelerate_mesh(sizes: dict[str, int]) -> DeviceMesh:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.sequence import dense_mask
+from preshard.schemas.mask import dense_mask
 from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.kernels import Whole

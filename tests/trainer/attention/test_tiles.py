@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from preshard.schemas import layout
 from preshard.schemas.layout import table_bytes, table_tile
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention import tiles as tiles_of
 from preshard.trainer.attention.kernels.flex import block_mask
 from preshard.trainer.attention.mask import MaskTensors

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import SCHEMES
-from preshard.schemas.sequence import dense_mask
+from preshard.schemas.mask import dense_mask
 from preshard.trainer.attention.bind import KINDS, bind, check_heads
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.gather import _arrival

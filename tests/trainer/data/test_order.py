@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from preshard.schemas.dataset.step_order import part_size
-from preshard.trainer.data.order import SeparateEpochs, epoch_order
+from preshard.trainer.data.order import epoch_order
+from preshard.trainer.extra.separate_epochs import SeparateEpochs
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from preshard.schemas.errors import ReaderError
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.reader import find_sequences
+from preshard.trainer.extra.sequences import find_sequences
 
 
 def _mask(doc: list[int], branch: list[int] | None = None, group: list[int] | None = None) -> MaskArrays:

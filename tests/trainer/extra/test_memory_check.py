@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.manifest import VisionEncoder
 from preshard.schemas.model.dimensions import ModelDimensions, model_dimensions
-from preshard.schemas.model.encoder import VisionEncoder
 from preshard.schemas.model.languages import LANGUAGES
 from preshard.schemas.model.memory import Trains
 from preshard.trainer.core.config import TrainConfig

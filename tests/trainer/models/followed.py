@@ -39,9 +39,8 @@ from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays
 from preshard.trainer.attention.bind import Attend, bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.mask import MaskTensors, count_layers
-from preshard.trainer.models.folder import model_sizes
-from preshard.trainer.models.load import load_model
-from preshard.trainer.models.stateful import bind_states
+from preshard.trainer.models.interface import bind_states
+from preshard.trainer.models.load import load_model, model_sizes
 
 DOCUMENTS: tuple[tuple[int, ...], ...] = ((12,), (13, 8, 7), (8,))
 """Tokens of the documents of the pack; of the second, what two annotations share, and then each."""

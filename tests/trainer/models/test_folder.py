@@ -20,8 +20,8 @@ from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.attention.mask import count_layers
 from preshard.trainer.core.export import check_export
 from preshard.trainer.extra.model_check import check_dataset, check_packed_for
-from preshard.trainer.models.folder import identity, model_sizes, read_model_config
 from preshard.trainer.models.interface import register_attention
+from preshard.trainer.models.load import identity, model_sizes, read_model_config
 
 SEQ_LEN = 1024
 SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "head_dim": 8, "num_hidden_layers": 1}

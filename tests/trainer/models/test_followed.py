@@ -20,9 +20,8 @@ from preshard.schemas.model.dimensions import model_dimensions
 from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.model.followed import check_followed, check_positions, check_window
 from preshard.schemas.model.languages import LANGUAGES, window_of
-from preshard.trainer.models.folder import read_model_config
 from preshard.trainer.models.interface import decoder_layers
-from preshard.trainer.models.load import empty_model, load_model
+from preshard.trainer.models.load import empty_model, load_model, read_model_config
 
 TEXT = [name for name, model in LANGUAGES.items() if model.alone]
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from preshard.packer_service.verify.independent import attention
 from preshard.packer_service.verify.independent.attention import layout_loads, whole_mask
 from preshard.schemas.layout import TILE
-from preshard.schemas.sequence import MaskArrays, dense_mask
+from preshard.schemas.mask import dense_mask
+from preshard.schemas.sequence import MaskArrays
 
 RUN = st.tuples(st.integers(1, 90), st.integers(-1, 2), st.integers(0, 2), st.integers(-1, 2))
 

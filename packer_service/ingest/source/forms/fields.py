@@ -9,8 +9,8 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from preshard.packer_service.ingest.document import SHOWN_CHARACTERS
-from preshard.schemas.columns import Kept
 from preshard.schemas.errors import DocumentError
+from preshard.schemas.header import Kept
 
 
 def bad(message: str) -> NoReturn:

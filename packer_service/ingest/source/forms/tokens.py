@@ -9,9 +9,8 @@ from jaxtyping import Bool, Float32, Int64
 
 from preshard.packer_service.ingest.document import LEAST_WEIGHT, MOST_WEIGHT, Document, GivenTokens
 from preshard.packer_service.ingest.source.forms.fields import bad, kind_of, listed, parsed_json, shown
-from preshard.schemas.columns import TokenColumn
 from preshard.schemas.errors import DocumentError
-from preshard.schemas.sequence import IGNORE_INDEX
+from preshard.schemas.sequence import IGNORE_INDEX, TokenColumn
 
 IDS, LABELS, POSITIONS = "input_ids", "labels", "position_ids"
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")

@@ -1,4 +1,4 @@
-"""Blocks of keys that queries see."""
+"""The attention mask as a matrix, and the blocks of keys that the queries of each rank see."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def needed_blocks(
         runs: a layout that holds every token once.
         ring_degree: number of ring ranks.
         block_size: tokens of a block.
-        window: of the mask, see :func:`preshard.schemas.sequence.dense_mask`; None for the full mask.
+        window: of the mask, see :func:`preshard.schemas.mask.dense_mask`; None for the full mask.
     """
     blocks = -(-mask.seq_len // block_size)
     if window is not None:
@@ -151,3 +151,35 @@ def _pieces(
     cuts = np.union1d(edges, by_start[:, 1])
     of_run = np.searchsorted(by_start[:, 1], cuts[:-1], side="right") - 1
     return cuts[1:], by_start[of_run, 0], np.searchsorted(edges, cuts[:-1], side="right") - 1
+
+
+def dense_mask(
+    mask: MaskArrays,
+    queries: np.ndarray | None = None,
+    keys: np.ndarray | None = None,
+    *,
+    window: int | None = None,
+) -> Bool[np.ndarray, "queries keys"]:
+    """The mask as a matrix, for checks and for short sequences: memory grows with the product of the two sets.
+
+    Args:
+        mask: the mask's arrays.
+        queries: natural positions of the rows; all positions by default.
+        keys: natural positions of the columns; all positions by default.
+        window: tokens that a layer with a sliding window sees, the query among them: a key is hidden from it unless
+            ``place[q] - place[k] < window``, groups included (see :func:`list_places`). None for the full mask.
+    """
+    every = np.arange(mask.seq_len)
+    q = every if queries is None else np.asarray(queries)
+    k = every if keys is None else np.asarray(keys)
+    doc_q, doc_k = mask.doc_ids[q][:, None], mask.doc_ids[k][None, :]
+    branch_q, branch_k = mask.branch_ids[q][:, None], mask.branch_ids[k][None, :]
+    group_q, group_k = mask.group_ids[q][:, None], mask.group_ids[k][None, :]
+    same_doc = (doc_q == doc_k) & (doc_q >= 0)
+    visible_branch = (branch_k == 0) | (branch_k == branch_q)
+    ordered = (k[None, :] <= q[:, None]) | ((group_q == group_k) & (group_q >= 0))
+    allowed = same_doc & visible_branch & ordered
+    if window is not None:
+        places = list_places(mask)
+        allowed &= places[q][:, None] - places[k][None, :] < window
+    return allowed

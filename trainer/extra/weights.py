@@ -24,13 +24,39 @@ from preshard.schemas.files.printed import several
 from preshard.schemas.model.families import Version
 from preshard.trainer.extras import load_extra
 from preshard.trainer.families.family import has_transformers
-from preshard.trainer.models.folder import one_line
 from preshard.trainer.models.interface import base_names, block_paths
+from preshard.trainer.models.load import one_line
 
 OWN_ROWS: Version = (5, 15)
 """``from_pretrained`` reads of a sharded parameter this rank's rows alone. Before, each rank reads whole tensors."""
 
 AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
+
+
+def fill(
+    model: Any, folder: str | Path, dtype: torch.dtype, *, weights: str, seed: int, make: Callable[[torch.dtype], Any]
+) -> None:
+    """Fills the parameters of a model that was made, and sharded, without any; its buffers in any case, and adapters.
+
+    Args:
+        model: on its device.
+        folder: that it is of.
+        dtype: of its parameters.
+        weights: where they come from: ``folder``, ``random``, or ``none`` if they may hold anything.
+        seed: of random ones, and of adapters.
+        make: gives another such model on the meta device, of a dtype.
+    """
+    if weights == "folder":
+        read_weights(model, folder, dtype)
+    else:
+        only_buffers = weights == "none"
+        fill = Fill(model, only_buffers=only_buffers)
+        drawn = dtype if only_buffers else torch.float32
+        draw_weights(make(drawn), seed, fill, only_buffers=only_buffers)
+        assert not fill.left, f"nothing was drawn for {sorted(fill.left)}"
+        if dtype == torch.float64 and not only_buffers:  # buffers of the model that was drawn are rounded
+            draw_weights(make(dtype), seed, Fill(model, only_buffers=True), only_buffers=True)
+    draw_adapters(model, seed)
 
 
 def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
