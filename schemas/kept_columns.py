@@ -40,7 +40,6 @@ RenamedColumns = Annotated[
     PlainSerializer(dict, return_type=dict[str, str]),
 ]
 
-
 KeptColumns = Annotated[
     tuple[tuple[str, str], ...], BeforeValidator(as_kept_columns), PlainSerializer(dict, return_type=dict[str, str])
 ]

@@ -20,6 +20,8 @@ from preshard.schemas.files.validation import first_violation
 from preshard.schemas.model.families import FAMILIES, INPUTS
 
 FORMAT_VERSION = 3
+PACK_AGAIN = "pack its sources again: preshard pack SOURCE --out NEW_DATASET"
+"""Remedy where a dataset is of an older version."""
 MANIFEST = "manifest.json"
 RUN = "run.json"
 FIGURES = "figures.json"
@@ -62,7 +64,6 @@ LARGEST_RUN, LARGEST_FIGURES = 16 << 20, 64 << 20
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 """A count, id, size or position; also fits the int64 columns of the tables."""
 
-
 UnitKind = Literal["image", "frame", "frames"]
 """Kinds of unit: a still image with all of its crops, one frame of a video, or several that the encoder joins."""
 
@@ -72,7 +73,6 @@ Checksum = Annotated[int, Field(ge=0, lt=2**32)]
 """A CRC-32C."""
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
 
 FileName = Annotated[str, Field(max_length=255, pattern=r"^[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*$")]
 """A file of a folder, and of no other."""
@@ -136,14 +136,11 @@ class TokenizerEntry(StrictRecord):
 ENCODER_KEY = "encoder"
 """Its key in the ``settings`` of the manifest's ``model``."""
 
-
 TIME_KEY = "tokens_per_second"
 """Key of the same ``settings``: growth of the temporal position in a second of video, where it follows time."""
 
-
 Size = Annotated[int, Field(ge=0, lt=2**31)]
 """A dimension, or a number of layers."""
-
 
 Side = Annotated[int, Field(ge=1, lt=2**31)]
 """A size that something is divided by."""

@@ -11,7 +11,7 @@ from preshard.schemas.dataset.rows import MAX_PACKS_PER_SHARD, MAX_SEQ_LEN
 from preshard.schemas.errors import ManifestInvalid
 from preshard.schemas.files.validation import first_violation
 from preshard.schemas.layout import Scheme
-from preshard.schemas.manifest import MANIFEST, ManifestHead
+from preshard.schemas.manifest import MANIFEST, PACK_AGAIN, ManifestHead
 from preshard.schemas.sequence import SEQUENCE_DTYPES, TOKEN_DTYPES, TOKEN_TYPE, TokenColumn
 
 MAX_WINDOW = 2**20
@@ -62,7 +62,7 @@ class _ReadOrder(_ReadKeys):
 
 
 class ReadConfig(_ReadKeys):
-    """What a reader needs of :class:`preshard.schemas.config.PackConfig`, under the same names and limits."""
+    """Keys of :class:`preshard.schemas.config.PackConfig` that reading takes, under the same names and limits."""
 
     seq_len: SeqLen
     max_images: MostImages
@@ -83,6 +83,11 @@ class ReadConfig(_ReadKeys):
         return tuple([TokenColumn.of(name, spelled) for name, spelled in self.token_columns])
 
 
+def not_written_out(key: str) -> str:
+    """Says that a manifest lacks a key of the configuration, of which it has every one."""
+    return f"config.{key} is not written out, and a manifest has every key; {PACK_AGAIN}"
+
+
 def read_config(manifest: ManifestHead) -> ReadConfig:
     """The keys of a dataset's configuration that reading it needs.
 
@@ -92,15 +97,16 @@ def read_config(manifest: ManifestHead) -> ReadConfig:
     try:
         return ReadConfig.model_validate(manifest.config)
     except ValidationError as error:
-        raise ManifestInvalid(MANIFEST, f"config.{first_violation(error)}") from None
+        violation = first_violation(error)
+        if violation.is_missing:
+            raise ManifestInvalid(MANIFEST, not_written_out(violation.path)) from None
+        raise ManifestInvalid(MANIFEST, f"config.{violation}") from None
 
 
 MAX_WIDTH = 1024
 """Most numbers of one column for a token: every rank reads those of the whole pack."""
 
-
 MAX_COLUMNS = 64
-
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 

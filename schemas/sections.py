@@ -17,7 +17,6 @@ MAX_WEIGHT = 1000
 MAX_PHASES = 100
 """Each has packs of its own."""
 
-
 Duplicates = Literal["keep", "mark", "drop"]
 ImageBackend = Literal["torchvision", "pil"]
 """A backend of image processors, by its name in ``transformers``."""
@@ -48,7 +47,6 @@ Weights = Annotated[
 ]
 Width = Annotated[int, Field(ge=1, le=2**24)]
 """A dimension of a model: a hundred times those of any model, and no product of a few of them overflows."""
-
 
 STORED_WORK = Key(stored="the vision encoder's work on each image is stored with the documents")
 """Key of the encoder's dimensions, which change nothing once a model's own have been used."""

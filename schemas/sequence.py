@@ -42,7 +42,6 @@ class MaskArrays:
 
 TOKEN_DTYPES = ("float32", "int32", "bool")
 
-
 TOKEN_TYPE = re.compile(rf"({'|'.join(TOKEN_DTYPES)})(?: x ([1-9][0-9]{{0,3}}))?( or 0)?", re.ASCII)
 
 

@@ -9,7 +9,6 @@ from preshard.schemas.errors import REJECT_CODES, REJECT_STAGES
 MAX_EPOCHS = 1000
 """A table of all documents holds each once for every epoch."""
 
-
 DOCUMENT_COLUMNS: Columns = (
     text("doc_id", "id of the document"),
     number("piece", "0 unless the document was split"),
@@ -23,7 +22,6 @@ DOCUMENT_COLUMNS: Columns = (
     number("load", "the vision encoder's work for its units"),
     number("truncated_tokens", "tokens lost behind this piece"),
 )
-
 
 REJECT_COLUMNS: Columns = (
     text("doc_id", "id of the document"),

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from preshard.schemas.config import PackConfig, parse_config
-from preshard.schemas.dataset.read_manifest import END, ENDING, PACK_AGAIN, SEAL, SHARD_LIST, read_manifest_head
+from preshard.schemas.dataset.read_manifest import END, ENDING, SEAL, SHARD_LIST, read_manifest_head
 from preshard.schemas.encode import encode_json
 from preshard.schemas.errors import ConfigError, ManifestInvalid
 from preshard.schemas.files.validation import first_violation
@@ -22,6 +22,7 @@ from preshard.schemas.manifest import (
     ManifestHead,
     ShardEntry,
 )
+from preshard.schemas.read_config import not_written_out
 
 
 def manifest_parts(head: ManifestHead, shards: Iterable[bytes]) -> Iterator[bytes]:
@@ -102,7 +103,7 @@ def stored_config(manifest: ManifestHead) -> PackConfig:
     except ConfigError as error:
         raise ManifestInvalid(MANIFEST, f"config.{error}") from None
     for key in _not_written(config.model_dump(mode="json"), manifest.config):
-        raise ManifestInvalid(MANIFEST, f"config.{key} is not written out, and a manifest has every key; {PACK_AGAIN}")
+        raise ManifestInvalid(MANIFEST, not_written_out(key))
     return config
 
 

@@ -14,6 +14,7 @@ from preshard.schemas.manifest import (
     FORMAT_VERSION,
     LARGEST_HEAD,
     MOST_KEYS,
+    PACK_AGAIN,
     UNSEALED,
     Manifest,
     ManifestHead,
@@ -22,15 +23,11 @@ from preshard.schemas.manifest import (
 
 SHARD_LIST = b',"shards":['
 
-
 SEAL = b'],"sha256":"'
-
 
 END = b'"}'
 
-
 ENDING = len(SEAL + UNSEALED.encode() + END)
-
 
 _BLOCK = 4 << 20
 """Bytes that are read at a time: an object store is asked 25 times for the manifest of 625,000 shards."""
@@ -157,6 +154,3 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _count_keys(data: bytes) -> int:
     """Keys of some JSON but for those of shards, found without decoding it; in a text, what looks like one counts."""
     return data.count(b'":') + data.count(b'" :') - len(ShardEntry.model_fields) * data.count(b'"first_pack":')
-
-
-PACK_AGAIN = "pack its sources again: preshard pack SOURCE --out NEW_DATASET"

@@ -12,7 +12,6 @@ MAX_SEQ_LEN = 2**27
 MAX_PACKS_PER_SHARD = 2**16
 """One task writes a shard, and keeps the rows of its packs in memory."""
 
-
 _UINT32 = 2**32 - 1
 
 PACK_COLUMNS: Columns = (

@@ -18,7 +18,6 @@ from preshard.schemas.errors import ConfigError, PreshardError
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
-
 GCS_RETRY_SECONDS = 120
 """Longest time for which requests to Google Cloud Storage that fail are sent again; its client's own is 15 minutes."""
 

@@ -21,7 +21,6 @@ import numpy as np
 
 LOCAL = struct.Struct("<4s5H3L2H")
 
-
 _HEADER = 128
 """Bytes of the header that NumPy writes before an array of one or two axes."""
 
@@ -31,7 +30,6 @@ _PLAIN = re.compile(
 )
 """Pattern of a header of plain numbers: its type and its axes. NumPy's own reader takes every header for a Python
 literal, which takes longer than all the rest of reading a small array."""
-
 
 MOST_MEMBERS = 1024
 """Most members of an archive: four schemes at 64 degrees have 768."""

@@ -17,15 +17,12 @@ COUNTING = ("position_ids", "pool_ids")
 """Arrays that count up for long stretches. Deflate, which finds only what occurred before, leaves a third of them; LZMA
 a tenth, at some 2 ms more to read one."""
 
-
 _LC, _LP, _PB = 2, 2, 2
 """Bits of context from which LZMA takes a byte's probabilities: its place among the four of a whole number, and the
 byte before it."""
 
-
 _DICTIONARY = 1 << 20
 """Bytes that LZMA looks back. Those of one axis of positions repeat on the others."""
-
 
 _FILTER = {
     "id": lzma.FILTER_LZMA1,
@@ -41,29 +38,22 @@ _FILTER = {
 """Numbers that count up repeat three bytes of four, so a search that is content with three finds what there is; the
 default looks for longer repetitions, weighs them against each other, and leaves a tenth less."""
 
-
 _LZMA_HEAD = struct.pack("<BBHBL", 9, 4, 5, (_PB * 5 + _LP) * 9 + _LC, _DICTIONARY)
 """Head of a member of method 14: a version, the size of the properties, and these (APPNOTE 5.8.8)."""
 
-
 _CENTRAL = struct.Struct("<4s4B4H3L5H2L")
-
 
 _END = struct.Struct("<4s4H2LH")
 """A member's header, its entry in the directory, and the directory's end (APPNOTE 4.3.7, 4.3.12, 4.3.16)."""
 
-
 _NEW_YEAR_1980 = (1 << 5) | 1
 """The date of every member: the first that ZIP can name, so that equal arrays give equal bytes."""
-
 
 _NEEDS = {zipfile.ZIP_DEFLATED: 20, zipfile.ZIP_LZMA: 63}
 """The version of ZIP, times ten, that reading a method needs."""
 
-
 _ENDS_BY_MARK = {zipfile.ZIP_DEFLATED: 0, zipfile.ZIP_LZMA: 2}
 """The flag that an LZMA stream says itself where it ends."""
-
 
 _UNIX, _OWNER_READS_AND_WRITES = 3, 0o600 << 16
 

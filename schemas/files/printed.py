@@ -44,7 +44,6 @@ def several(number: int, what: str) -> str:
 HIDDEN = "…"
 """Stands for the value of an option."""
 
-
 SHOWN_OPTIONS = (
     *("region", "scheme", "endpoint_override", "allow_bucket_creation", "allow_bucket_deletion", "enable_tls"),
     *("force_virtual_addressing", "tls_ca_file_path", "retry_limit_seconds", "default_bucket_location"),
@@ -52,14 +51,11 @@ SHOWN_OPTIONS = (
 )
 """Options of ``pyarrow.fs`` whose values say where a store is. The value of any other option may be a secret."""
 
-
 _LONGEST_SEARCHED = 16_384
 """Characters of a line in which secrets are looked for, many more than are shown."""
 
-
 NAMED_BY_USER = ("abfs", "abfss")
 """Schemes whose URIs name a container or account before the ``@``; only a password behind it is a secret."""
-
 
 _USER_INFO = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]{0,30})://(?:/*(?=[^\s/@:]+:[^\s/@]*@))?"
@@ -67,9 +63,7 @@ _USER_INFO = re.compile(
     r"(?P<user>(?:[^\s/@]*@)+|[^\s/@:]*:(?![0-9]*(?:[\s/?#]|$))[^\s@]+@)"
 )
 
-
 _OPTION = re.compile(r"([?&;])([^=&;?\s]{1,80})=([^&\s'\"]+)")
-
 
 _BARE_QUERY = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]{0,30}://[^\s?]*\?)[^\s=&'\"]+(?=$|[\s'\"])")
 

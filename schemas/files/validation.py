@@ -18,6 +18,7 @@ class Violation:
         message: what is wrong, beginning in lower case.
         value: what was found there.
         is_unknown_key: the key itself is not one of the model's.
+        is_missing: there is no value.
         is_own: the message comes from a validator of ours, which names the value and what is legal.
     """
 
@@ -25,6 +26,7 @@ class Violation:
     message: str
     value: Any
     is_unknown_key: bool
+    is_missing: bool
     is_own: bool
 
     @property
@@ -49,6 +51,7 @@ def violations_of(details: Sequence[Any]) -> list[Violation]:
             message=_in_lower_case(detail["msg"].removeprefix("Value error, ")),
             value=detail["input"],
             is_unknown_key=detail["type"] == "extra_forbidden",
+            is_missing=detail["type"] == "missing",
             is_own=detail["type"] == "value_error",
         )
         for detail in details

@@ -15,7 +15,6 @@ Version = tuple[int, int]
 Option = tuple[tuple[Any, ...], str, str]
 """Values of a setting that are followed, what any other does, and what would work."""
 
-
 HEAD: Option = (
     (None, 1, False),
     "which changes the logits after the output projection; the loss does not",

@@ -11,13 +11,10 @@ from preshard.schemas.model.families import BIDIRECTIONAL, FAMILIES, HEAD, Optio
 Windowed = Callable[[Mapping[str, Any], int], int]
 """Function that counts the layers with a window, by a model's settings."""
 
-
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Keys of soft caps: of the scores of attention, and of the logits."""
 
-
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-
 
 USED_EXPERTS = ("top_k_experts", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 """Names of the number of a layer's experts, and of those that a token is sent to; some models list them by layer."""
@@ -95,15 +92,11 @@ def _learnt(key: str, positions: int, **left_out: Any) -> LanguageModel:
 
 _PLAIN = LanguageModel()
 
-
 _UNGATED = LanguageModel(mlp_matrices=2)
-
 
 _UNUSED: Mapping[str, Any] = {"use_sliding_window": False, "sliding_window": 4096}
 
-
 _FULL = ["full_attention"]
-
 
 _STATES = LanguageModel(
     left_out={
@@ -114,7 +107,6 @@ _STATES = LanguageModel(
     gated=True,
     since=(5, 23),
 )
-
 
 LANGUAGES: dict[str, LanguageModel] = {
     **dict.fromkeys(("aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
@@ -181,7 +173,6 @@ LANGUAGES: dict[str, LanguageModel] = {
     "seed_oss": LanguageModel(left_out={"attention_dropout": 0.1}),
 }
 """Language models that are followed; :data:`PART` is what one is that only stands in a family below."""
-
 
 PART = LanguageModel(left_out=_UNUSED, alone=False)
 

@@ -18,18 +18,14 @@ from preshard.trainer.core.mesh import CpFsdp
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
-
 Paths = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
 """Values of an option that may be given several times."""
-
 
 Tracker = Literal["tensorboard", "wandb"]
 """Packages that show a run's figures."""
 
-
 Gpu = Literal["a100", "h100", "h200", "b200", "l40s", "cpu"]
 """Kinds of devices that a dry run can count for: those of ``preshard.schemas.model.devices``."""
-
 
 NEEDS = {
     **dict.fromkeys(("world", "pack", "cp_rank"), ("dry_run", "--dry-run, or leave it out")),

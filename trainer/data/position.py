@@ -34,15 +34,12 @@ LENT = (
     "RankBatch.state of the last batch, or the state_dict() of a StatefulDataLoader"
 )
 
-
 FEEDER = "QueueFeederThread"
 """Name that ``multiprocessing`` gives to the thread that sends what a process has put into a queue."""
-
 
 LONGEST_WAIT = 1.0
 """Seconds that an ending worker waits for what it is sending. A loader that is gone takes nothing any more; then the
 thread waits in a system call, where its end does no harm."""
-
 
 AFTER_QUEUES_CLOSE = 5
 """Priority of a finaliser that runs after those that close the queues (10)."""

@@ -210,7 +210,7 @@ def crop_edges(head: SampleHead, split: Split, where: str, *, shares_crops: bool
     if split.edges_stored:
         edges = _stored_edges(head, split.cp_size, parts, where)
     else:
-        edges = load_extra("derived").image_edges(parts.loads, split.cp_size)
+        edges = load_extra("derived").derive_edges(parts.loads, split.cp_size)
     at_crops, at_rows = (np.concatenate([[0], each])[edges] for each in (parts.crops, parts.rows))
     return CropEdges(crops=at_crops, pooled=at_rows, of_units=crops)
 

@@ -75,9 +75,7 @@ FOLLOWED = frozenset(
 )
 """Kinds whose loss and gradients are those of the documents, by their names in ``PeftType``."""
 
-
 _PROMPT = "puts tokens or keys of its own before the model's"
-
 
 REASONS: dict[str, str] = {
     **dict.fromkeys(("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"), _PROMPT),
@@ -88,7 +86,6 @@ REASONS: dict[str, str] = {
     "XLORA": "passes the whole model twice",
 }
 """Reasons why other kinds of adapters are refused."""
-
 
 _OF_LORA = {
     "alora_invocation_tokens": "looks for tokens in the sequence",

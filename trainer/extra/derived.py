@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+from jaxtyping import Int64
+
+from preshard.schemas.boundaries import image_edges
 from preshard.schemas.errors import (
     LayoutError,
     LayoutsInvalid,
@@ -70,7 +74,7 @@ def derive_layout(header: SampleHeader, split: Split, config: ReadConfig, where:
 
 
 def advise(config: ReadConfig, layout: str, ring_degree: int, cp_size: int) -> str:
-    """What packing for a split would gain, in one line."""
+    """Gains of packing for a split, in one line."""
     advice = []
     if layout not in config.layouts or ring_degree not in config.ring_degrees:
         balanced = [scheme for scheme in config.layouts if scheme in BLOCK_SCHEMES] or BLOCK_SCHEMES
@@ -84,3 +88,8 @@ def advise(config: ReadConfig, layout: str, ring_degree: int, cp_size: int) -> s
             f"{cp_size} among cp_sizes would spare that and show their balance in the report"
         )
     return "; ".join(advice)
+
+
+def derive_edges(loads: Int64[np.ndarray, "parts"], cp_size: int) -> Int64[np.ndarray, "ranks_plus_1"]:
+    """The best boundaries of a size: rank r holds the parts ``edges[r]:edges[r + 1]``."""
+    return image_edges(loads, cp_size)

@@ -18,7 +18,6 @@ from preshard.trainer.data.pack_index import RECORD, PackTable, Records
 REVISION = 1
 """Revision of the file's own form, which its name has: a version that writes another form must not read this one."""
 
-
 FILLED = b"\1"
 
 

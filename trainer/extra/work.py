@@ -21,7 +21,6 @@ TRAINING, FROZEN, FORWARD = 3, 2, 1
 """A backward pass takes two products where the forward pass takes one, and with a frozen weight one, for the gradient
 of what is before it; a frozen encoder takes none. What is computed again is not counted."""
 
-
 STATE = "linear_attention"
 """Kind of layers that carry a state, and have no scores."""
 

@@ -38,7 +38,6 @@ Wrapped = TypeVar("Wrapped", bound=nn.Module)
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files of a model folder that hold weights."""
 
-
 NOT_THE_MODEL = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
 """Keys of ``config.json`` that may change while the model stays the same."""
 

@@ -58,7 +58,7 @@ def test_a_split_the_dataset_lacks_is_named_with_those_it_has(
 def test_a_slice_that_does_not_divide(copied: Path) -> None:
     """Fails when pieces of unequal length are accepted: collectives would hang or mix tokens."""
     _edit_manifest(copied, lambda manifest: manifest["config"].update(cp_sizes=[1, 2, 4, 8, 3]))
-    with pytest.raises(errors.ManifestInvalid, match="seq_len 2048 does not divide evenly"):
+    with pytest.raises(errors.ReaderError, match="is 3, which does not divide the dataset's seq_len 2048"):
         PackedDataset(copied, ulysses_degree=3)
 
 

@@ -22,7 +22,6 @@ from preshard.trainer.attention.tiles import TileList
 
 Gradients = tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]
 
-
 Inputs = tuple[Tensor, Tensor, Tensor]
 
 
