@@ -1,7 +1,7 @@
 """The trainer's recipe, from the options to the exported model, read top to bottom: ``preshard.train``.
 
-What makes a step right is in ``core``, and public as ``preshard.training``. Extras plug in at four points, by names of
-``core.extras``: what the loss is, what trains, what is said of a step, what leaves the device.
+What makes a step right is in ``core``, and public as ``preshard.training``. What a step does without plugs in by its
+name: ``trainer.extras`` has all of them, each with its point.
 """
 
 from __future__ import annotations

@@ -114,12 +114,20 @@ def _longest_chain(module: str, root: Path) -> list[str]:
     return follow(module, ())
 
 
+EXTRA = "preshard.trainer.extra"
+ALWAYS = ("model_check", "profile", "quantised", "sequences", "weights", "work")
+"""Extras that every run asks for by name."""
+
+
 def main(modules: list[str]) -> None:
     """Prints the reach of modules; of the first of them, each file too."""
     for number, module in enumerate(modules):
         found = measure(module)
         print(f"{module}: {len(found.lines)} files, {sum(found.lines.values()):,} lines of code")
         print(f"  longest chain ({len(found.chain)}): {' -> '.join(found.chain)}")
+        if module == "preshard.train":
+            more = found.lines | {name: n for each in ALWAYS for name, n in measure(f"{EXTRA}.{each}").lines.items()}
+            print(f"  with the extras of every run: {len(more)} files, {sum(more.values()):,} lines of code")
         for name, count in found.lines.items() if number == 0 else ():
             print(f"  {count:5} {name}")
 
