@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,13 +61,17 @@ class Renderer:
         return spelled_by([*self.tokenizer.specials, *self.placeholders])
 
 
-@lru_cache(maxsize=2)
 def configured_renderer(config: PackConfig) -> Renderer:
     """Writes the documents of a job.
 
     Raises:
         ConfigError: the model folder is of no family, or has settings that are not followed.
     """
+    return _renderer(config, os.getcwd())  # noqa: PTH109 (a path takes longer, and this is asked for each document)
+
+
+@lru_cache(maxsize=2)
+def _renderer(config: PackConfig, working: str) -> Renderer:  # noqa: ARG001 (in which the model's path lies)
     tokenizer = configured_tokenizer(config)
     return Renderer(tokenizer=tokenizer, family=_family(config, tokenizer), config=config, write_chats=chat_texts)
 

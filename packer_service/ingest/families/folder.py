@@ -137,7 +137,6 @@ class FolderFamily:
     hidden_window: int | None
 
 
-@lru_cache(maxsize=2)
 def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamily:
     """The family of a model folder, once per process. No weights are read, and nothing is imported for it.
 
@@ -150,6 +149,12 @@ def load_family(path: str, backend: ImageBackend = "torchvision") -> FolderFamil
             documents apart, its processors have settings that the family does not follow, or it has no image
             processor of this backend.
     """
+    return family_at(Path(path).absolute(), path, backend)
+
+
+@lru_cache(maxsize=2)
+def family_at(place: Path, path: str, backend: ImageBackend) -> FolderFamily:  # noqa: ARG001 (one path is many places)
+    """The same, kept by the place that the path means in the working folder."""
     folder = ModelFolder(Path(path))
     reads_images = folder.model_type in FAMILIES
     if not reads_images and not _is_text_only(folder):

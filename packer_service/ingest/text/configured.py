@@ -26,11 +26,17 @@ def configured_tokenizer(config: PackConfig) -> Tokenizer:
     Raises:
         ConfigError: a file is missing or is not what it should be, or the tokenizer cannot use a chat template.
     """
-    return _load(config.model, config.tokenizer, config.chat_template, config.special_tokens)
+    return _load(config.model, config.tokenizer, config.chat_template, config.special_tokens, Path.cwd())
 
 
 @lru_cache(maxsize=2)
-def _load(model: str | None, tokenizer: str, template: str | None, special: SpecialTokensConfig) -> Tokenizer:
+def _load(
+    model: str | None,
+    tokenizer: str,
+    template: str | None,
+    special: SpecialTokensConfig,
+    working: Path,  # noqa: ARG001 (in which relative paths lie)
+) -> Tokenizer:
     folder = tokenizer if model is None else model
     own = dict[str, str]()
     if folder != TEKKEN and Path(folder).is_dir():

@@ -133,13 +133,17 @@ class TokenDecoder:
     sha256: str
 
 
-@lru_cache(maxsize=2)
 def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
     """Loads ``tekken`` or the ``tokenizer.json`` at a path, each once per process.
 
     Raises:
         ConfigError: the file is missing or is not a tokenizer, or a special token is not in it.
     """
+    return _load_tokenizer(name, special, Path.cwd())
+
+
+@lru_cache(maxsize=2)
+def _load_tokenizer(name: str, special: SpecialTokensConfig, working: Path) -> Tokenizer:  # noqa: ARG001 (a path's)
     if name == TEKKEN:
         return load_tekken(special)
     path = Path(name)
@@ -147,13 +151,17 @@ def load_tokenizer(name: str, special: SpecialTokensConfig) -> Tokenizer:
     return parse_tokenizer(content, special, name=path.name, sha256=hashlib.sha256(content.encode()).hexdigest())
 
 
-@lru_cache(maxsize=2)
 def load_decoder(name: str) -> TokenDecoder:
     """Loads what ``tekken`` or the ``tokenizer.json`` at a path needs to decode, each once per process.
 
     Raises:
         ConfigError: the file is missing or is not a tokenizer.
     """
+    return _load_decoder(name, Path.cwd())
+
+
+@lru_cache(maxsize=2)
+def _load_decoder(name: str, working: Path) -> TokenDecoder:  # noqa: ARG001 (in which a path lies)
     if name == TEKKEN:
         tekken = load_tokenizer(name, SpecialTokensConfig())
         return TokenDecoder(decode=tekken.decode, sha256=tekken.entry.sha256)

@@ -10,7 +10,9 @@ import pytest
 
 from preshard.packer_service.demo.families import FAMILIES
 from preshard.packer_service.demo.model import write_model_folder
-from preshard.packer_service.ingest.families.folder import TextFamily, load_family
+from preshard.packer_service.ingest.families.folder import TextFamily, family_at, load_family
+from preshard.packer_service.ingest.model import configured_renderer
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 
 IMAGES, VIDEOS, PROCESSOR = "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"
@@ -138,9 +140,24 @@ def test_what_is_no_model_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no preprocessor_config\.json"):
         load_family(str(tmp_path))
     (tmp_path / "preprocessor_config.json").write_text("[")
-    load_family.cache_clear()
+    family_at.cache_clear()
     with pytest.raises(ConfigError, match="is not JSON"):
         load_family(str(tmp_path))
+
+
+def test_a_relative_path_is_another_folder_elsewhere(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a program that goes to another folder gets the model, or the tokenizer, of the one before."""
+    found = []
+    for name, family in (("one", "qwen3_vl"), ("other", "qwen3")):
+        (tmp_path / name / "model").mkdir(parents=True)
+        for file in folders[family].iterdir():
+            (tmp_path / name / "model" / file.name).write_bytes(file.read_bytes())
+        monkeypatch.chdir(tmp_path / name)
+        config = PackConfig(model="model")
+        found.append((load_family("model").family.model_type, configured_renderer(config).family.model_type))
+    assert found == [("qwen3_vl", "qwen3_vl"), ("qwen3", "qwen3")]
 
 
 def test_a_model_of_text_refuses_images() -> None:

@@ -12,7 +12,7 @@ import torch
 from scripts import load_script
 from transformers_alone import load_transformers
 
-from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.ingest.families.folder import family_at, load_family
 from preshard.packer_service.ingest.model import packed_for
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
@@ -59,7 +59,7 @@ def said_of(folder: Path, config: dict[str, Any], architecture: str = "XForCausa
     """Messages of the packer and the trainer on a folder; empty where it is taken."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}, default=str))
-    load_family.cache_clear()
+    family_at.cache_clear()
     found = []
     for read in (lambda: load_family(str(folder)), lambda: read_model_config(folder)):
         try:
@@ -213,13 +213,13 @@ def test_a_window_that_layers_do_not_pass_on_is_refused_before_packing(tmp_path:
     """Fails when a model is packed for whose layers have a window that attention does not learn of."""
     config = {"model_type": "phimoe", "architectures": ["PhimoeForCausalLM"], "sliding_window": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    load_family.cache_clear()
+    family_at.cache_clear()
     with pytest.raises(ConfigError, match="model has a sliding_window of 4096 tokens, shorter than packs of 8192"):
         packed_for(PackConfig(seq_len=8192, model=str(tmp_path)))
     check_window(load_family(str(tmp_path)).hidden_window, 4096, "model")
     config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    load_family.cache_clear()
+    family_at.cache_clear()
     family = load_family(str(tmp_path))
     assert (family.window, family.hidden_window) == (4096, None)
 
@@ -232,7 +232,7 @@ def test_packs_longer_than_learnt_positions_are_refused(tmp_path: Path, kind: st
     """Fails when documents may be longer than a model has embeddings for their positions, which ends the first step."""
     config = followed().tiny_config(kind, **{key: 64})
     (tmp_path / "config.json").write_text(json.dumps(config))
-    load_family.cache_clear()
+    family_at.cache_clear()
     with pytest.raises(
         ConfigError, match=rf"model has learnt 64 positions \({key} of config.json\).*pack with seq_len=64"
     ):
@@ -253,7 +253,7 @@ def test_a_type_alone_says_what_a_model_is(tmp_path: Path) -> None:
     config = {**followed().tiny_config("llama"), "architectures": None}
     for named in (None, ["LlamaForSequenceClassification"]):
         (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": named}))
-        load_family.cache_clear()
+        family_at.cache_clear()
         if named is None:
             load_family(str(tmp_path))
             continue

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from preshard.packer_service.demo.model import tiny_model, write_model_folder
-from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.ingest.families.folder import family_at, load_family
 from preshard.packer_service.verify.independent.model import derive_model, files_that_decide
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.manifest import CARRIED_FILES
@@ -80,14 +80,14 @@ def test_both_ways_have_the_same_defaults(family: str, tmp_path: Path) -> None:
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if key in values:
             path.write_text(json.dumps({other: values[other] for other in values if other != key}), encoding="utf-8")
-            load_family.cache_clear()
+            family_at.cache_clear()
             try:
                 load_family(str(tmp_path / "model"))
             except ValueError:
                 path.write_text(json.dumps(values), encoding="utf-8")
             else:
                 n_left_out += 1
-    load_family.cache_clear()
+    family_at.cache_clear()
     packed, derived = both_ways(tmp_path / "model", configured(tmp_path / "model"))
     assert derived == packed
     assert n_left_out

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.devices import DEVICES
 from preshard.trainer import train
-from preshard.trainer.core.config import TrainConfig
+from preshard.trainer.core.config import Gpu, TrainConfig
 from preshard.trainer.core.objective import NextToken, exchanges_of
 from preshard.trainer.core.optimizer import make_optimizer
 from preshard.trainer.core.setup import Job, make_mesh, prepare
@@ -35,6 +35,8 @@ from preshard.trainer.extra.memory_check import FitEstimate
 from preshard.trainer.extra.work import StepWork
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.train import add_gradients, build_model, read_batches
+
+assert set(DEVICES) == set(get_args(Gpu))
 
 STEPS = 2
 """The first step makes the optimiser's state; the second is what all others are like."""
