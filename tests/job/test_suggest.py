@@ -18,10 +18,10 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.pack import pack
+from preshard.packer_service.job.preview import choices
 from preshard.packer_service.job.preview import suggest as suggesting
-from preshard.packer_service.job.preview import suggestion
+from preshard.packer_service.job.preview.choices import compared_lengths
 from preshard.packer_service.job.preview.suggest import suggest
-from preshard.packer_service.job.preview.suggestion import compared_lengths
 from preshard.packer_service.report.advice.answer import Advisor
 from preshard.packer_service.report.advice.question import make_question
 from preshard.packer_service.report.dataset import report_dataset
@@ -90,7 +90,7 @@ def test_layers_with_a_window_do_less(
         seen.append(given["loads"])
         return Advisor(**given)
 
-    monkeypatch.setattr(suggestion, "Advisor", note)
+    monkeypatch.setattr(choices, "Advisor", note)
     for kinds in (["full_attention"] * 2, ["full_attention", "sliding_attention"]):
         changed = {"use_sliding_window": True, "sliding_window": 100, "layer_types": kinds}
         write_model_folder(tmp_path / kinds[1], "qwen3", vocabulary=400, files={"config.json": changed})

@@ -29,7 +29,7 @@ from preshard.packer_service.plan.cost import causal_area
 from preshard.packer_service.plan.order import check_dp_sizes
 from preshard.packer_service.report.fill import PlanTotals
 from preshard.packer_service.report.losses import losses_of
-from preshard.packer_service.report.planned.what_if import plan_report
+from preshard.packer_service.report.planned.what_if import PlanSums, plan_report
 from preshard.packer_service.report.records import PlanReport
 from preshard.packer_service.runtime.executors import PlainExecutor
 from preshard.packer_service.runtime.progress import Progress
@@ -55,7 +55,6 @@ def planned_report(
     parts, truncated = planned.partitions, Counter[str]()
     for part in parts:
         truncated.update(part.truncated)
-    documents = sum(part.n_documents for part in parts)
     totals = PlanTotals(
         documents=planned.n_documents,
         tokens=sum(part.tokens for part in parts),
@@ -63,21 +62,19 @@ def planned_report(
         images=sum(part.images for part in parts),
         patches=sum(part.patches for part in parts),
     )
-    return plan_report(
-        totals,
-        planned.costs(),
-        sampled,
-        config,
-        dp_sizes=dp_sizes,
+    sums = PlanSums(
+        totals=totals,
+        cost=planned.costs(),
         seconds=seconds,
         source_documents=planned.n_rows,
-        documents=documents,
+        documents=sum(part.n_documents for part in parts),
         rejected=planned.n_rejected,
         numbered=planned.n_numbered,
         lost=losses_of(planned.rejects(), dict(truncated)),
         mixture=planned.mixture,
         limit=planned.limit,
     )
+    return plan_report(sums, sampled, config, dp_sizes)
 
 
 READ_ROWS = 250_000

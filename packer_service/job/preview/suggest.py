@@ -22,7 +22,7 @@ from preshard.packer_service.ingest.source.containers.registry import NUMBERED, 
 from preshard.packer_service.ingest.source.file import DATASET, Fragment
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.rows import parse_row
-from preshard.packer_service.job.preview.suggestion import Sampled, suggestion
+from preshard.packer_service.job.preview.choices import Sampled, suggestion
 from preshard.packer_service.job.sources import find_sources
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.advice.model import folder_sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,12 +70,9 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
     started = time.perf_counter()
     plan = plan_documents(columns, config)
     seconds = time.perf_counter() - started
-    return plan_report(
-        plan_totals(plan, images, columns["patches"]),
-        plan.cost,
-        [_solve_planned(plan, pack, images, config) for pack in sampled_packs(plan.n_packs)],
-        config,
-        dp_sizes=dp_sizes,
+    sums = PlanSums(
+        totals=plan_totals(plan, images, columns["patches"]),
+        cost=plan.cost,
         seconds=seconds,
         source_documents=len(table),
         documents=pc.count_distinct(kept["doc_id"]).as_py() or 0,
@@ -84,6 +82,8 @@ def plan_table(table: pa.Table, config: PackConfig, dp_sizes: Sequence[int] = ()
         lost=losses_of([_rejects(lost)], _truncated_tokens(kept)),
         limit=fill_limit(columns, config, plan.n_packs),
     )
+    sampled = [_solve_planned(plan, pack, images, config) for pack in sampled_packs(plan.n_packs)]
+    return plan_report(sums, sampled, config, dp_sizes)
 
 
 def _in_canonical_order(table: pa.Table) -> pa.Table:
@@ -92,30 +92,13 @@ def _in_canonical_order(table: pa.Table) -> pa.Table:
     return table.append_column("id_hash", pa.array(hashes)).take(pa.array(order))
 
 
-def plan_report(
-    totals: PlanTotals,
-    cost: Float64[np.ndarray, "packs"],
-    sampled: Sequence[SampledPack],
-    config: PackConfig,
-    *,
-    dp_sizes: Sequence[int],
-    seconds: float,
-    source_documents: int,
-    documents: int,
-    rejected: int,
-    numbered: int,
-    lost: Losses,
-    mixture: Mixture,
-    limit: FillLimit | None,
-) -> PlanReport:
-    """The figures of a plan, whether it is in memory or in partitions: from sums over its documents and its packs.
+@dataclass(frozen=True, kw_only=True)
+class PlanSums:
+    """Sums over the documents and packs of a plan, whether it is in memory or in partitions.
 
-    Args:
-        totals: sums over its documents.
+    Attributes:
+        totals: over its documents.
         cost: of each of its packs, in step order.
-        sampled: the packs of :func:`sampled_packs`, solved; the balance is theirs.
-        config: the job's configuration.
-        dp_sizes: data-parallel sizes to give the straggler ratio for.
         seconds: time that planning took.
         source_documents: documents of the source.
         documents: those of them that are packed, however many pieces each has.
@@ -125,15 +108,39 @@ def plan_report(
         mixture: what each source got.
         limit: what keeps its packs from being fuller.
     """
-    fill = fill_of(totals, cost, config, dp_sizes=dp_sizes, limit=limit)
-    found = [fill, lost, mixture, all_balances(sampled_measures(sampled, config))]
+
+    totals: PlanTotals
+    cost: Float64[np.ndarray, "packs"]
+    seconds: float
+    source_documents: int
+    documents: int
+    rejected: int
+    numbered: int
+    lost: Losses
+    mixture: Mixture
+    limit: FillLimit | None
+
+
+def plan_report(
+    sums: PlanSums, sampled: Sequence[SampledPack], config: PackConfig, dp_sizes: Sequence[int]
+) -> PlanReport:
+    """The figures of a plan.
+
+    Args:
+        sums: over its documents and packs.
+        sampled: the packs of :func:`sampled_packs`, solved; the balance is theirs.
+        config: the job's configuration.
+        dp_sizes: data-parallel sizes to give the straggler ratio for.
+    """
+    fill = fill_of(sums.totals, sums.cost, config, dp_sizes=dp_sizes, limit=sums.limit)
+    found = [fill, sums.lost, sums.mixture, all_balances(sampled_measures(sampled, config))]
     return PlanReport(
         **{name: value for figures in found for name, value in figures if name != "documents"},
-        source_documents=source_documents,
-        documents=documents,
-        rejected=rejected,
-        numbered=numbered,
-        plan_seconds=round(seconds, 3),
+        source_documents=sums.source_documents,
+        documents=sums.documents,
+        rejected=sums.rejected,
+        numbered=sums.numbered,
+        plan_seconds=round(sums.seconds, 3),
     )
 
 
