@@ -118,6 +118,14 @@ EXTRA = "preshard.trainer.extra"
 ALWAYS = ("model_check", "profile", "quantised", "sequences", "weights", "work")
 """Extras that every run asks for by name."""
 
+STEP = (
+    *("train", "core.step", "core.objective", "core.optimizer", "data.batch"),
+    *("models.packed", "models.loss", "attention.bind", "attention.mask"),
+)
+"""Modules of the trainer that one step takes, from the top: below them are the reader, the features of images, and how
+each kind of attention exchanges and computes.
+"""
+
 
 def main(modules: list[str]) -> None:
     """Prints the reach of modules; of the first of them, each file too."""
@@ -128,6 +136,8 @@ def main(modules: list[str]) -> None:
         if module == "preshard.train":
             more = found.lines | {name: n for each in ALWAYS for name, n in measure(f"{EXTRA}.{each}").lines.items()}
             print(f"  with the extras of every run: {len(more)} files, {sum(more.values()):,} lines of code")
+            step = [found.lines[f"preshard.trainer.{name}"] for name in STEP]
+            print(f"  one step from the top: {len(step)} files, {sum(step):,} lines of code")
         for name, count in found.lines.items() if number == 0 else ():
             print(f"  {count:5} {name}")
 
