@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cachetools import LRUCache
 
-from preshard.schemas.files.filesystem import locate, open_regular
+from preshard.schemas.files.filesystem import locate, open_regular, read_within
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -87,11 +87,10 @@ def read_range(wanted: Range) -> bytes:
         with _OPENING:
             _OPEN[key] = opened
     try:
-        data: bytes = opened.read_at(wanted.end - wanted.start, wanted.start)
+        return read_within(opened, wanted.start, wanted.end - wanted.start)
     except OSError:
         _OPEN.pop(key, None)  # whoever tries again opens it anew
         raise
-    return data
 
 
 def read_ranges(wanted: Sequence[Range]) -> list[memoryview | None]:

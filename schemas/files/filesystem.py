@@ -131,6 +131,12 @@ def require_regular(path: str | Path, name: str) -> int:
     return status.st_size
 
 
+def read_within(file: pa.NativeFile, offset: int, size: int) -> bytes:
+    """Bytes of a file, fewer where it ends before: Arrow allocates what is asked for, be it there or not."""
+    data: bytes = file.read_at(max(min(size, file.size() - offset), 0), offset)
+    return data
+
+
 def open_regular(filesystem: fs.FileSystem, path: str, name: str, most: int | None = None) -> pa.NativeFile:
     """Opens a file for reading at any place. An object store has regular files alone.
 

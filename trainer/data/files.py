@@ -21,7 +21,7 @@ from preshard.schemas.errors import (
     TableChanged,
     TableMissing,
 )
-from preshard.schemas.files.filesystem import locate, open_regular
+from preshard.schemas.files.filesystem import locate, open_regular, read_within
 from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, SHARDS, ManifestHead
 from preshard.schemas.read_config import ReadConfig, read_config
@@ -115,10 +115,8 @@ class DatasetFiles:
             ShardMissing: there is no such shard.
             ShardChanged: the shard ends earlier.
         """
-        file = self._opened(shard)
         self.bytes_read += size
-        room = max(file.size() - offset, 0)  # what is asked for takes memory before it is read
-        data: bytes = file.read_at(min(size, room), offset)
+        data = read_within(self._opened(shard), offset, size)
         if len(data) != size:
             raise ShardChanged(
                 f"{SHARDS}/{shard}", f"has only {len(data)} of the {size} bytes from byte {offset}: it was cut short"

@@ -40,6 +40,7 @@ from preshard.schemas.errors import (
     TableInvalid,
     TableMissing,
 )
+from preshard.schemas.files.filesystem import read_within
 from preshard.schemas.manifest import (
     FIGURES,
     LARGEST_FIGURES,
@@ -310,7 +311,7 @@ class ServedDataset:
         with self.reading():
             try:
                 with self.folder.open(f"{SHARDS}/{shard}") as file:
-                    data: bytes = file.read_at(size, offset)
+                    data = read_within(file, offset, size)
             except FileNotFoundError:
                 raise ShardMissing(f"{SHARDS}/{shard}", "is not there") from None
             if len(data) != size:

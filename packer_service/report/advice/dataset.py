@@ -18,6 +18,7 @@ from preshard.packer_service.shards.store import Folder
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.errors import ConfigError, PreshardError, ShardMissing
+from preshard.schemas.files.filesystem import read_within
 from preshard.schemas.header import decode_header
 from preshard.schemas.manifest import SHARDS, ManifestHead, encoder_of
 from preshard.schemas.members import sample_key, shard_name
@@ -94,7 +95,7 @@ def _mask(folder: Folder, manifest: ManifestHead, config: PackConfig, packs: pa.
     name = f"{SHARDS}/{shard_name(pack // config.packs_per_shard)}"
     try:
         with folder.open(name) as file:
-            data = file.read_at(min(header_size, file.size()), offset)
+            data = read_within(file, offset, header_size)
     except FileNotFoundError:
         raise ShardMissing(name, "is not there") from None
     where = f"{name}, sample {sample_key(pack)}"
