@@ -18,7 +18,8 @@ from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.model.followed import check_followed, check_positions, check_window, hidden_window_of
 from preshard.schemas.model.languages import language_model
 from preshard.trainer.extras import load_extra
-from preshard.trainer.families.family import family_of, has_transformers
+from preshard.trainer.families.family import has_transformers
+from preshard.trainer.models.interface import family_of
 from preshard.trainer.models.load import WEIGHTS, model_sizes, one_line
 
 _SAMPLED = 1024

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from preshard.schemas.errors import ConfigError, ReaderError
+from preshard.schemas.errors import ReaderError
 from preshard.schemas.model.families import FAMILIES, INPUTS, Version
 from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.families.pictures import MOVING, Arrays, InputUnit, Levels, Settings
@@ -100,22 +100,6 @@ def load_family(model_type: str) -> ModelFamily:
     """The family of a ``model_type`` that reads images."""
     models: dict[str, ModelFamily] = import_module(f"{__package__}.{FAMILIES[model_type].file}").MODELS
     return models[model_type]
-
-
-def family_of(config: Any) -> ModelFamily | None:
-    """The family of a model's configuration; None if it reads only text.
-
-    Raises:
-        ConfigError: it reads images, and is of no family.
-    """
-    if config.model_type in FAMILIES:
-        return load_family(config.model_type)
-    if config.get_text_config() is config:
-        return None
-    raise ConfigError(
-        f"--model: model_type {config.model_type!r} is not supported; take a causal language model of text, or one of "
-        f"{', '.join(FAMILIES)}"
-    )
 
 
 def has_transformers(since: Version) -> bool:

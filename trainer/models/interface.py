@@ -23,11 +23,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.layout import TokenLayout
+from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.sequence import MaskArrays
 from preshard.trainer.attention.bind import Attend
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.device import to_device
-from preshard.trainer.families.family import family_of
+from preshard.trainer.families.family import ModelFamily, load_family
 
 PACKED = "preshard_packed"
 """Name under which models ask for this attention."""
@@ -304,3 +305,19 @@ def bind_states(
     """
     states = load_states(config)
     return {} if states is None else states.bind_states(config, layout, mask, cp, device)
+
+
+def family_of(config: Any) -> ModelFamily | None:
+    """The family of a model's configuration; None if it reads only text.
+
+    Raises:
+        ConfigError: it reads images, and is of no family.
+    """
+    if config.model_type in FAMILIES:
+        return load_family(config.model_type)
+    if config.get_text_config() is config:
+        return None
+    raise ConfigError(
+        f"--model: model_type {config.model_type!r} is not supported; take a causal language model of text, or one of "
+        f"{', '.join(FAMILIES)}"
+    )

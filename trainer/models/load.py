@@ -24,8 +24,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.languages import language_model, window_of
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.extras import load_extra
-from preshard.trainer.families.family import family_of
-from preshard.trainer.models.interface import ENCODER, PACKED, load_states, register_attention
+from preshard.trainer.models.interface import ENCODER, PACKED, family_of, load_states, register_attention
 
 Weights = Literal["folder", "random", "none"]
 """Sources of weights: the model folder, a seed, or, later, a checkpoint."""

@@ -20,9 +20,17 @@ from preshard.trainer.attention.mask import Groups, MaskTensors, count_layers
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.device import compute_device, to_device
 from preshard.trainer.extras import load_extra
-from preshard.trainer.families.family import Features, Inputs, ModelFamily, family_of, normalise
+from preshard.trainer.families.family import Features, Inputs, ModelFamily, normalise
 from preshard.trainer.models.features import FeatureExchange, bind_features
-from preshard.trainer.models.interface import PACKED, Sealed, bind_states, block_paths, unwrap, without_autocast
+from preshard.trainer.models.interface import (
+    PACKED,
+    Sealed,
+    bind_states,
+    block_paths,
+    family_of,
+    unwrap,
+    without_autocast,
+)
 from preshard.trainer.models.load import model_sizes
 from preshard.trainer.models.loss import LOGITS_BYTES, loss_sum, token_losses
 
