@@ -260,7 +260,7 @@ def test_a_packed_document_is_shown_as_its_row_is(squares: tuple[Path, list[str]
         assert packed_one.pieces == show_document([str(folder / "source")], rows, doc_id=row["doc_id"]).pieces
         units += sum(len(piece.units) for piece in packed_one.pieces)
     assert units > 3
-    with pytest.raises(ConfigError, match=r"--row 999: the dataset has no such document; it holds \d+, counted from 1"):
+    with pytest.raises(ConfigError, match=r"--row 999: SOURCE .* has no such document; it holds \d+, counted from 1"):
         show_document([str(old)], config, row="999")
 
 

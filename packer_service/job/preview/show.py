@@ -110,7 +110,7 @@ def _show_packed(file: SourceFile, wanted: str | None, doc_id: str | None) -> Sh
                 return _packed_document(source, row, f"{file.label}:{number}", decode)
         before += len(rows)
     asked = f"--row {wanted}" if wanted is not None else f"--id {doc_id}"
-    raise ConfigError(f"{asked}: the dataset has no such document; it holds {before}, counted from 1")
+    raise ConfigError(f"{asked}: SOURCE {file.uri} has no such document; it holds {before}, counted from 1")
 
 
 def _packed_document(
