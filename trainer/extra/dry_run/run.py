@@ -19,7 +19,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.devices import DEVICES
-from preshard.trainer import train
 from preshard.trainer.core.config import Gpu, TrainConfig
 from preshard.trainer.core.objective import NextToken, exchanges_of
 from preshard.trainer.core.optimizer import make_optimizer
@@ -28,6 +27,7 @@ from preshard.trainer.core.step import apply_gradients, join_totals
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.order import epoch_order
 from preshard.trainer.data.pack_index import PackTable
+from preshard.trainer.extra import compiled
 from preshard.trainer.extra.dry_run.device import fake_cuda, patched
 from preshard.trainer.extra.dry_run.fused import fuse_blocks
 from preshard.trainer.extra.dry_run.ledger import PARTS, Ledger
@@ -122,7 +122,11 @@ def dry_run(config: TrainConfig) -> DryRun:
         rank = job.dataset.dp_rank * config.cp_size + job.dataset.cp_rank
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         try:
-            with ledger, _counting_sizes(ledger), patched(train, "compile_blocks", partial(fuse_blocks, ledger=ledger)):
+            with (
+                ledger,
+                _counting_sizes(ledger),
+                patched(compiled, "compile_blocks", partial(fuse_blocks, ledger=ledger)),
+            ):
                 return _steps(job, ledger, world, device, memory)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ConfigError(
