@@ -145,10 +145,10 @@ def measure(kind: str, place: str, order: str, *, tied: bool) -> float | str | N
             loss.backward()
         except ConfigError as error:
             return str(error)
-        except ValueError as error:  # of a kind that puts tokens before these, which peft looks for by itself
-            if "input_ids" not in str(error):
+        except ValueError as error:  # of peft: it looks for tokens by itself, and GLORA for a plain projection
+            if "input_ids" not in str(error) and place != "output":
                 raise
-            return str(error)
+            return " ".join(str(error).split())
     return _apart(right, (float(loss.detach()), _gradients(ours)))
 
 
