@@ -180,7 +180,7 @@ def _attention(replaced: Callable[..., Any]) -> Iterator[None]:
 def _traced(piece: Callable[..., Any], ledger: Ledger, values: list[Tensor]) -> Callable[..., Any]:
     """A piece whose forward and backward are counted graphs. What it takes for a while is given back at once."""
     counted = partial(_counted, ledger)
-    with ExitStack() as stack, patched(memory, "checkpoint", _computed_again):
+    with ExitStack() as stack, patched(memory, memory.checkpoint.__name__, _computed_again):
         found: Callable[..., Any] = aot_function(
             partial(piece, stack), counted, counted, min_cut_rematerialization_partition, select_decomp_table()
         )

@@ -122,11 +122,8 @@ def dry_run(config: TrainConfig) -> DryRun:
         rank = job.dataset.dp_rank * config.cp_size + job.dataset.cp_rank
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         try:
-            with (
-                ledger,
-                _counting_sizes(ledger),
-                patched(compiled, "compile_blocks", partial(fuse_blocks, ledger=ledger)),
-            ):
+            replaced, fuse = compiled.compile_blocks.__name__, partial(fuse_blocks, ledger=ledger)
+            with ledger, _counting_sizes(ledger), patched(compiled, replaced, fuse):
                 return _steps(job, ledger, world, device, memory)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise ConfigError(
