@@ -94,7 +94,7 @@ def choose_grid(width: int, height: int, *, image_size: int, max_crops: int) -> 
     return min(grids, key=rank)
 
 
-_OWN_CONFIGS = ("quantization_config", "compression_config")
+_OWN_CONFIGS = ("quantization_config", "compression_config", "per_layer_config")
 """Nested settings that say nothing of a second kind of input."""
 
 

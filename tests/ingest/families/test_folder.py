@@ -165,3 +165,17 @@ def test_a_model_of_text_refuses_images() -> None:
     with pytest.raises(DocumentError, match="reads only text"):
         TextFamily("qwen3").check(["image"])
     TextFamily("qwen3").check([])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_familys_language_model_is_packed_for_alone(folders: dict[str, Path], tmp_path: Path, family: str) -> None:
+    """Fails when a language model that was saved alone is refused, for what its configuration holds besides."""
+    transformers = pytest.importorskip("transformers")
+    causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    text = transformers.AutoConfig.from_pretrained(folders[family]).get_text_config()
+    if text.model_type not in causal:
+        pytest.skip(f"transformers has no causal language model of type {text.model_type}")
+    text.architectures = [causal[text.model_type]]
+    text.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((folders[family] / "tokenizer.json").read_bytes())
+    assert load_family(str(tmp_path), "pil").family.model_type == text.model_type
