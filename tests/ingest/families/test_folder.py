@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers_alone import load_transformers
 
 from preshard.packer_service.demo.families import FAMILIES
 from preshard.packer_service.demo.model import write_model_folder
@@ -170,7 +171,7 @@ def test_a_model_of_text_refuses_images() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_familys_language_model_is_packed_for_alone(folders: dict[str, Path], tmp_path: Path, family: str) -> None:
     """Fails when a language model that was saved alone is refused, for what its configuration holds besides."""
-    transformers = pytest.importorskip("transformers")
+    transformers = load_transformers()
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     text = transformers.AutoConfig.from_pretrained(folders[family]).get_text_config()
     if text.model_type not in causal:

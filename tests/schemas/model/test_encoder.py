@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from transformers_alone import load_transformers
 
 from preshard.packer_service.demo.model import model_config, tiny_model
 from preshard.packer_service.ingest.families.folder import load_family
@@ -73,8 +74,7 @@ def test_the_encoder_of_a_configuration_is_that_of_its_folder(tmp_path: Path, fa
     ids = {mark: number for number, mark in enumerate(tiny_model(family).marks)}
     for name, values in {"config.json": model_config(family, ids, 1000), **tiny_model(family).processors}.items():
         (tmp_path / name).write_text(json.dumps(values))
-    transformers = pytest.importorskip("transformers")
-    whole = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    whole = load_transformers().AutoConfig.from_pretrained(tmp_path).to_dict()
     assert ENCODERS[family](whole) == encoder_of(load_family(str(tmp_path), "torchvision").family.settings)
 
 
