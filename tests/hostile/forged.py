@@ -237,9 +237,9 @@ def _inflate_whatever_is_there() -> None:
 
 def _wait_for_pipes() -> None:
     from preshard.packer_service.shards import store
-    from preshard.schemas.files import regular
+    from preshard.schemas.files import filesystem
 
-    regular.require_regular = store.require_regular = lambda path, _name: Path(path).stat().st_size
+    filesystem.require_regular = store.require_regular = lambda path, _name: Path(path).stat().st_size
     probes.WALL_SECONDS = 60  # none of them uses a processor
 
 
