@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import re
@@ -121,10 +122,15 @@ def require_regular(path: str | Path, name: str) -> int:
         name: how errors name it.
 
     Raises:
-        FileRefusedError: it is a folder, a pipe, a device or a socket.
+        FileRefusedError: it is a folder, a pipe, a device, a socket or a link that leads in a circle.
         FileNotFoundError, NotADirectoryError: there is no such file.
     """
-    status = os.stat(path)  # noqa: PTH116, a Path takes as long to make as all the rest
+    try:
+        status = os.stat(path)  # noqa: PTH116, a Path takes as long to make as all the rest
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileRefusedError(f"{name}: is a symbolic link that leads in a circle") from None
+        raise
     if not stat.S_ISREG(status.st_mode):
         kind = next((words for holds, words in _KINDS if holds(status.st_mode)), "no file")
         raise FileRefusedError(f"{name}: is {kind}, not a file")

@@ -30,6 +30,13 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
         open_regular(LOCAL, "/dev/zero" if kind == "device" else str(path), "manifest.json")
 
 
+def test_links_in_a_circle_are_named(tmp_path: Path) -> None:
+    """Fails when they are an error of the system, which a loader's worker passes on below a traceback."""
+    (tmp_path / "shard.tar").symlink_to("shard.tar")
+    with pytest.raises(FileRefusedError, match=r"^shard\.tar: is a symbolic link that leads in a circle$"):
+        open_regular(LOCAL, str(tmp_path / "shard.tar"), "shard.tar")
+
+
 def test_a_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
     """Fails when a file is read that is longer than any of its name."""
     path = tmp_path / "run.json"
