@@ -19,7 +19,7 @@ from preshard.schemas.errors import (
     PackRowInvalid,
     SequenceInvalid,
 )
-from preshard.schemas.header import decode_header, read_member
+from preshard.schemas.header import DocumentSpan, decode_header, read_member
 from preshard.schemas.members import HEADER_MEMBERS, sample_key
 
 
@@ -94,3 +94,15 @@ def test_a_damaged_member_of_a_header_part_is_named(
         with pytest.raises(MemberChanged, match=rf"here\.{extension}: has the CRC-32C \d+, not \d+"):
             decode_header(damaged, 1, row["head_crc32c"], tiny_config, axes=1, where="here")
         at = following
+
+
+def test_a_span_leaves_out_what_few_documents_have() -> None:
+    """Fails when every rank reads ``columns`` and ``preference`` of every document, though no dataset here has them."""
+    plain = {
+        **dict.fromkeys(("doc_id", "source"), "a"), **dict.fromkeys(("label_cut", "medium_cut"), False),
+        **dict.fromkeys(("piece", "copy_number", "epoch", "start", "length", "aligned_length"), 1),
+        **dict.fromkeys(("n_units", "n_images", "n_patches", "load"), 0),
+    }  # fmt: skip
+    assert DocumentSpan.model_validate(plain).model_dump() == plain
+    more = plain | {"columns": {"quality": 0.5}, "preference": True}
+    assert DocumentSpan.model_validate(more).model_dump() == more
