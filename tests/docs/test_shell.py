@@ -240,7 +240,8 @@ def test_slow_blocks_of_a_page(page: str, checkout: Path, tmp_path: Path) -> Non
     def run(text: str) -> tuple[int, str]:
         text = text.replace("8000", port)
         if text.startswith("preshard serve"):
-            return 0, running.enter_context(served(f"{text} --port {port}", folder, environment))
+            said = running.enter_context(served(f"{text} --port {port}", folder, environment))
+            return 0, said.replace(port, "8000")
         done = subprocess.run(
             ["bash", "-c", f'B="http://127.0.0.1:{port}/v1/datasets/dataset"; {text}'],
             cwd=folder,
