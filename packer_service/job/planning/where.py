@@ -49,6 +49,9 @@ _NUMBER = '"# of a row"'
 """Column of the numbers of rows; no expression names it by chance."""
 _NOW = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 
+_UNCAST = ("list_view", "run_end_encoded")
+"""Types that Arrow does not cast, or makes other lists of where they do not follow each other."""
+
 Row = tuple[int, RowReference, Any]
 
 
@@ -89,7 +92,7 @@ class Where:
             return (
                 [*self.of_group(table.slice(0, half)), *self.of_group(table.slice(half))]
                 if half
-                else [self._fault(error)]
+                else [self.fault(error)]
             )
 
     def of_rows(self, rows: Sequence[Mapping[str, Any]], file: SourceFile) -> list[bool | DocumentError]:
@@ -136,7 +139,7 @@ class Where:
                 for column in columns
             ]
             is_own = [column.type for column in own] == [column.type for column in columns]
-            return [self._fault(error)] if is_own else self._answers(rows, own, is_text=is_text)
+            return [self.fault(error)] if is_own else self._answers(rows, own, is_text=is_text)
 
     def casts(self, columns: Sequence[AskedColumn], texts: Mapping[str, Sequence[str | None]]) -> list[str]:
         casts = []
@@ -146,7 +149,7 @@ class Where:
             casts.append(f"{cast_of(column, structure=structure)} AS {_quoted(column.name)}")
         return casts
 
-    def _fault(self, error: Exception) -> DocumentError:
+    def fault(self, error: Exception) -> DocumentError:
         return DocumentError("bad_row", f"where {self.expression!r:.200}: {_in_a_line(error)}")
 
 
@@ -196,7 +199,8 @@ def _known_type(kind: pa.DataType, *, is_parquet: bool) -> pa.DataType:
         kind = pa.int64()
     elif pa.types.is_timestamp(kind) and is_parquet and kind.unit in ("s", "ms"):
         kind = pa.timestamp("us", kind.tz)
-    elif pa.types.is_dictionary(kind):  # DuckDB takes no batch whose lists of them are all empty
+    elif pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        # DuckDB takes no batch whose lists of dictionaries are all empty; Arrow does not copy runs.
         kind = _known_type(kind.value_type, is_parquet=is_parquet)
     elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         kind = pa.string() if pa.types.is_string_view(kind) else pa.binary()  # Arrow does not copy views
@@ -217,10 +221,13 @@ def _known_type(kind: pa.DataType, *, is_parquet: bool) -> pa.DataType:
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    if "list_view" in str(column.type):  # of lists that do not follow each other Arrow's cast makes others
+    if not any(name in str(column.type) for name in _UNCAST):
+        # Copied then: DuckDB refuses structs behind an offset, which a cast slice may have.
+        return column.cast(kind).take(pa.array(np.arange(len(column))))
+    try:
         return pa.chunked_array([pa.array(column.to_pylist(), kind)])
-    # Copied then: DuckDB refuses structs behind an offset, which a cast slice may have.
-    return column.cast(kind).take(pa.array(np.arange(len(column))))
+    except (ValueError, OverflowError) as error:
+        raise pa.ArrowInvalid(f"a {column.type} holds what cannot be asked about: {error}") from None
 
 
 def _through_parquet(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -361,8 +368,17 @@ def _of_groups(rows: Iterator[Row], file: SourceFile, where: Where) -> Answered:
         answers: list[bool | DocumentError] | None = None
         for row in of_group:
             if answers is None and isinstance(row[2], dict):
-                answers = where.of_group(named_columns(TABLES[file.kind].group(file, number).table, file, where.words))
+                answers = _of_table(TABLES[file.kind].group(file, number).table, file, where)
             yield row, answers[row[1].size] if answers is not None else False
+
+
+def _of_table(table: pa.Table, file: SourceFile, where: Where) -> list[bool | DocumentError]:
+    try:
+        return where.of_group(named_columns(table, file, where.words))
+    except pa.ArrowException as error:  # of one value
+        half = len(table) // 2
+        parts = (table.slice(0, half), table.slice(half))
+        return [answer for part in parts for answer in _of_table(part, file, where)] if half else [where.fault(error)]
 
 
 def _of_batches(rows: Iterator[Row], file: SourceFile, where: Where) -> Answered:
