@@ -12,6 +12,14 @@ _ANNEX = re.compile(rb"(/annex/objects/|(\.\./)*\.git/annex/objects/)")
 _PAGE = re.compile(rb"<(!doctype html|html|head|body)\b", re.IGNORECASE)
 _DRAWING = re.compile(rb"<(\w+:)?svg\b")
 
+_MARKED = {
+    "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff"),
+    "UTF-16": re.compile(rb"\xff\xfe[^\0]\0|\xfe\xff\0"),
+    "UTF-16LE": re.compile(rb"([\t\r\n -~]\0){8}"),
+    "UTF-16BE": re.compile(rb"(\0[\t\r\n -~]){8}"),
+}
+"""Encodings whose units have several bytes, by a byte order mark before ASCII, or ASCII alone."""
+
 _BOXES = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
     b"avif": "AVIF",
@@ -37,6 +45,8 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a ZIP archive; unpack it"),
     (b"\x1f\x8b", "compressed by gzip; unpack it"),
     (b"\x28\xb5\x2f\xfd", "compressed by Zstandard; unpack it"),
+    (b"\xfd7zXZ\0", "compressed by xz; unpack it"),
+    (b"BZh", "compressed by bzip2; unpack it"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive; unpack it"),
     (b"Rar!", "a RAR archive; unpack it"),
     (b"ID3", "sound"),
@@ -72,6 +82,11 @@ def described(begin: bytes) -> str | None:
     if begin[128:132] == b"DICM":
         return f"a DICOM file; {_TO_JPEG}"
     return next((what for signature, what in _SIGNATURES if begin.startswith(signature)), None)
+
+
+def encoding(begin: bytes) -> str | None:
+    """The encoding of text whose units have several bytes, None for any other."""
+    return next((name for name, mark in _MARKED.items() if mark.match(begin)), None)
 
 
 def _markup(text: bytes) -> str:

@@ -18,13 +18,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the files here")
     given = parser.parse_args()
     kinds, faults, began = Counter[str](), Counter[str](), (time.perf_counter(), os.times())
-    for name, seed, case, wrong in drawn(given.only, given.files, given.seed, given.folder):
-        kinds[f"{name}: {case.kind if case else 'not drawn'}"] += len(case.files) if case else 1
-        for line in wrong:
-            faults[name] += 1
-            print(f"DIFFERS {name} --seed {seed}: {line}", flush=True)
-        if wrong and given.until_one_differs:
-            break
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):  # what was drawn by then is counted
+        for name, seed, case, wrong in drawn(given.only, given.files, given.seed, given.folder):
+            kinds[f"{name}: {case.kind if case else 'not drawn'}"] += len(case.files) if case else 1
+            for line in wrong:
+                faults[name] += 1
+                print(f"DIFFERS {name} --seed {seed}: {line}", flush=True)
+            if wrong and given.until_one_differs:
+                break
     for kind, number in sorted(kinds.items()):
         print(f"{number:>7}  {kind}")
     used = os.times()

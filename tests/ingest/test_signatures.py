@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from pathlib import Path
 
@@ -70,6 +71,33 @@ def test_a_source_of_another_kind_ends_the_command(tmp_path: Path, name: str, da
     """Fails when each line of a pointer is a reject, or it is skipped as JSON without rows."""
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=f"SOURCE {name}: holds no rows; it is {reason}"):
+        list_sources([str(tmp_path / name)])
+
+
+WIDE = {
+    "utf-16": "UTF-16",
+    "utf-16-le": "UTF-16LE",
+    "utf-16-be": "UTF-16BE",
+    "utf-32": "UTF-32",
+}
+
+
+@pytest.mark.parametrize("encoding", WIDE)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.jsonl.gz"])
+def test_text_of_another_encoding_ends_the_command(tmp_path: Path, name: str, encoding: str) -> None:
+    """Fails when some lines of UTF-16 are packed, which Python's JSON tells by their zeros, and the others rejected."""
+    text = "id,text\na,one\n" if "csv" in name else '{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n'
+    data = text.encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(ConfigError, match=f"SOURCE {name}: is {WIDE[encoding]}, and only UTF-8 is read; "):
+        list_sources([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_a_compressed_source_under_a_plain_name_says_so(tmp_path: Path, name: str) -> None:
+    """Fails when its bytes become one row that is not UTF-8."""
+    (tmp_path / name).write_bytes(gzip.compress(b'{"id": "a", "text": "one"}\n'))
+    with pytest.raises(ConfigError, match=f"SOURCE {name}: holds no rows; it is compressed by gzip; unpack it"):
         list_sources([str(tmp_path / name)])
 
 

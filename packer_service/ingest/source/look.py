@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from preshard.packer_service.ingest.media.reach import found_below, is_absolute
-from preshard.packer_service.ingest.signatures import BEGIN_BYTES, stand_in
+from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described, encoding, stand_in
 from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
 from preshard.packer_service.ingest.source.containers.compressed import head, spooled
 from preshard.packer_service.ingest.source.containers.csv_table import has_quotes, header_of
@@ -130,8 +130,21 @@ def _check_is_itself(file: SourceFile) -> None:
     """Raises ``ConfigError`` if something else lies in place of a file of which no row can be read."""
     filesystem, path = locate(file.uri)
     with suppress(OSError), filesystem.open_input_file(path) as opened:
-        if what := stand_in(opened.read(BEGIN_BYTES)):
+        begin = opened.read(BEGIN_BYTES)
+        is_text = all(0x20 <= byte < 0x7F for byte in begin[:4])  # as a header of CSV, or the first name in a tar
+        if what := stand_in(begin) if is_text or file.compression is not None else described(begin):
             raise ConfigError(f"SOURCE {file.label}: holds no rows; it is {what}")
+
+
+def _check_is_utf_8(opened: Any, file: SourceFile) -> None:
+    """Raises ``ConfigError`` for text of another encoding, of which most lines would be rejects and some would not."""
+    wide = encoding(opened.read(BEGIN_BYTES))
+    opened.seek(0)
+    if wide is not None:
+        name = posixpath.basename(file.label)
+        convert = f"convert it: iconv -f {wide} -t UTF-8 {shlex.quote(name)} > {shlex.quote(f'utf8.{name}')}"
+        remedy = convert if file.compression is None else "write it again"
+        raise ConfigError(f"SOURCE {file.label}: is {wide}, and only UTF-8 is read; {remedy}")
 
 
 def _read_columns(form: Form, columns: Columns, config: PackConfig) -> tuple[str, ...]:
@@ -233,9 +246,11 @@ def _columns_of(file: SourceFile) -> tuple[str, Columns] | None:
         ConfigError: a table cannot be read.
         OSError: the file cannot be read.
     """
-    if described := TABLES.get(file.kind) or NUMBERED.get(file.kind):
-        return file.kind, _of_schema(file, described.schema(file))
+    if table := TABLES.get(file.kind) or NUMBERED.get(file.kind):
+        return file.kind, _of_schema(file, table.schema(file))
     with _beginning(file) as opened:
+        if file.kind != "tar":
+            _check_is_utf_8(opened, file)
         kind = _kind_of_json(opened) if file.kind == "json" else file.kind
         return None if kind is None else (kind, _of_rows(_scanned(opened, file, kind, ROWS)))
 
