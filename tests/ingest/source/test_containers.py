@@ -438,6 +438,28 @@ def test_arrow_is_read_by_groups(tmp_path: Path, stream: bool) -> None:
     assert rows_of(file) == [{"id": i, "text": f"text {i}"} for i in range(10)]
 
 
+def test_streams_of_arrow_one_behind_the_other_are_all_read(tmp_path: Path) -> None:
+    """Fails when the rows of all streams but the first are lost without a word, which cat put into one file."""
+    for name in ("a", "b"):
+        with ipc.new_stream(str(tmp_path / name), pa.schema([("text", pa.string())])) as out:
+            out.write_table(pa.table({"text": [name]}))
+    (tmp_path / "f.arrow").write_bytes((tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes())
+    assert [row["text"] for row in rows_of(one(tmp_path / "f.arrow"))] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_of_two_columns_of_one_name_the_last_counts(tmp_path: Path, kind: str) -> None:
+    """Fails when such a table ends the command in a traceback."""
+    table = pa.Table.from_arrays([pa.array(["x", "z"]), pa.array(["y", None])], ["text", "text"])
+    path = tmp_path / f"f.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with ipc.new_file(str(path), table.schema) as out:
+            out.write_table(table)
+    assert [row["text"] for row in rows_of(one(path))] == ["y", "z"]
+
+
 def test_damaged_arrow_is_refused_or_rejected(tmp_path: Path) -> None:
     """Fails when places that a file makes up are followed, which ends the process."""
     (tmp_path / "f.arrow").write_bytes(b"no Arrow at all")

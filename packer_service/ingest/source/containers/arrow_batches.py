@@ -54,7 +54,10 @@ def _parsed(source: Any) -> list[pa.RecordBatch]:
             reader = ipc.open_file(source)
             return [reader.get_batch(i) for i in range(reader.num_record_batches)]
         source.seek(0)
-        return list(ipc.open_stream(source))
+        found = list(ipc.open_stream(source))
+        while source.tell() < source.size():  # streams that were joined by cat
+            found += ipc.open_stream(source)
+        return found
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DamagedGroupError(0, 0) from error
 
@@ -106,7 +109,8 @@ def group(file: SourceFile, number: int) -> TableRows:
         raise DamagedGroupError(number, 0)
     batch = found[number]
     if file.columns is not None:
-        batch = batch.select([name for name in file.columns if name in batch.schema.names])
+        names = batch.schema.names  # of which one may be there twice
+        batch = batch.select([i for name in file.columns for i, own in enumerate(names) if own == name])
     try:
         batch.validate(full=True)
     except (pa.ArrowException, UnicodeDecodeError) as error:
