@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import groupby, islice
@@ -92,7 +92,7 @@ class Where:
             return (
                 [*self.of_group(table.slice(0, half)), *self.of_group(table.slice(half))]
                 if half
-                else [self.fault(error)]
+                else [self._fault(error)]
             )
 
     def of_rows(self, rows: Sequence[Mapping[str, Any]], file: SourceFile) -> list[bool | DocumentError]:
@@ -139,7 +139,7 @@ class Where:
                 for column in columns
             ]
             is_own = [column.type for column in own] == [column.type for column in columns]
-            return [self.fault(error)] if is_own else self._answers(rows, own, is_text=is_text)
+            return [self._fault(error)] if is_own else self._answers(rows, own, is_text=is_text)
 
     def casts(self, columns: Sequence[AskedColumn], texts: Mapping[str, Sequence[str | None]]) -> list[str]:
         casts = []
@@ -149,7 +149,7 @@ class Where:
             casts.append(f"{cast_of(column, structure=structure)} AS {_quoted(column.name)}")
         return casts
 
-    def fault(self, error: Exception) -> DocumentError:
+    def _fault(self, error: Exception) -> DocumentError:
         return DocumentError("bad_row", f"where {self.expression!r:.200}: {_in_a_line(error)}")
 
 
@@ -165,9 +165,6 @@ def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> p
     """The columns of a table that an expression may name, in types that DuckDB takes from Arrow.
 
     The others may have any type. Columns of Parquet get the types that DuckDB gives them when it reads the file itself.
-
-    Raises:
-        pa.ArrowException: such a type lies inside of one that Arrow does not cast.
     """
     names, numbers = dict(file.renamed), dict[str, int]()
     table = table.rename_columns([names.get(name, name) for name in table.column_names])
@@ -176,11 +173,8 @@ def named_columns(table: pa.Table, file: SourceFile, words: frozenset[str]) -> p
             numbers.setdefault(name.lower(), number)
     chosen = table.select(list(numbers.values()))
     for number, field in enumerate(chosen.schema):
-        if (known := _known_type(field.type, is_parquet=file.kind == "parquet")) != field.type:
-            column = _cast(chosen.column(number), known)
-            chosen = chosen.set_column(number, field.with_type(known), column)
-        if "decimal256" in str(known):
-            column = _through_parquet(chosen.column(number))
+        with suppress(pa.ArrowException, ValueError, OverflowError):  # DuckDB says itself what it does not take then
+            column = _cast(chosen.column(number), _known_type(field.type, is_parquet=file.kind == "parquet"))
             chosen = chosen.set_column(number, field.with_type(column.type), column)
     return chosen
 
@@ -221,13 +215,12 @@ def _known_type(kind: pa.DataType, *, is_parquet: bool) -> pa.DataType:
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    if not any(name in str(column.type) for name in _UNCAST):
+    if kind != column.type and any(name in str(column.type) for name in _UNCAST):
+        column = pa.chunked_array([pa.array(column.to_pylist(), kind)])
+    elif kind != column.type:
         # Copied then: DuckDB refuses structs behind an offset, which a cast slice may have.
-        return column.cast(kind).take(pa.array(np.arange(len(column))))
-    try:
-        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
-    except (ValueError, OverflowError) as error:
-        raise pa.ArrowInvalid(f"a {column.type} holds what cannot be asked about: {error}") from None
+        column = column.cast(kind).take(pa.array(np.arange(len(column))))
+    return _through_parquet(column) if "decimal256" in str(kind) else column
 
 
 def _through_parquet(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -277,8 +270,6 @@ def check_where(expression: str | None, files: Sequence[SourceFile]) -> list[Sou
                 typed, table, names = _looked_at(file, where)
             except OSError as error:
                 raise ConfigError(f"SOURCE {file.uri}: cannot be read ({reason_of(error)})") from None
-            except pa.ArrowException as error:
-                raise ConfigError(f"where {expression!r:.200}: {_in_a_line(error)} ({file.label})") from None
             if table is not None:
                 _ask(where, table, typed, names)
             ready.append(typed)
@@ -368,17 +359,8 @@ def _of_groups(rows: Iterator[Row], file: SourceFile, where: Where) -> Answered:
         answers: list[bool | DocumentError] | None = None
         for row in of_group:
             if answers is None and isinstance(row[2], dict):
-                answers = _of_table(TABLES[file.kind].group(file, number).table, file, where)
+                answers = where.of_group(named_columns(TABLES[file.kind].group(file, number).table, file, where.words))
             yield row, answers[row[1].size] if answers is not None else False
-
-
-def _of_table(table: pa.Table, file: SourceFile, where: Where) -> list[bool | DocumentError]:
-    try:
-        return where.of_group(named_columns(table, file, where.words))
-    except pa.ArrowException as error:  # of one value
-        half = len(table) // 2
-        parts = (table.slice(0, half), table.slice(half))
-        return [answer for part in parts for answer in _of_table(part, file, where)] if half else [where.fault(error)]
 
 
 def _of_batches(rows: Iterator[Row], file: SourceFile, where: Where) -> Answered:
