@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
@@ -181,6 +182,10 @@ def decode_header(
         check_member(members[extension], stored_checksum(head, extension, where), f"{where}.{extension}")
     if head.pack_id != pack_id:
         raise PackRowInvalid(where, f"holds pack {head.pack_id}, not {pack_id}")
+    bounds = [0, *head.cum_token_pooling_bounds]
+    counted = [end - start for start, end in pairwise(bounds)]
+    if [unit.rows for unit in head.units] != counted:  # as many rows of features are made
+        raise SampleHeadInvalid(f"{where}.{HEAD}", "rows of units differ from cum_token_pooling_bounds")
     return SampleHeader(
         head=head,
         sequence=decode_sequence(

@@ -165,9 +165,9 @@ def shares(index: MaskIndex, cell: int) -> Float64[np.ndarray, "cells cells"]:
 
 
 def most_common(values: Int32[np.ndarray, "seq"], cell: int) -> Int64[np.ndarray, "cells"]:
-    """The value of most tokens of each cell; values are at least -1. The smallest of equally common ones."""
-    kinds = int(values.max(initial=-1)) + 2
+    """The value of most tokens of each cell. The smallest of equally common ones."""
+    found, kind = np.unique(values, return_inverse=True)  # however large the values are
     cells = -(-len(values) // cell)
-    counts = np.bincount(np.arange(len(values)) // cell * kinds + values + 1, minlength=cells * kinds)
-    most: Int64[np.ndarray, "cells"] = counts.reshape(cells, kinds).argmax(axis=1) - 1
+    counts = np.bincount(np.arange(len(values)) // cell * len(found) + kind, minlength=cells * len(found))
+    most: Int64[np.ndarray, "cells"] = found[counts.reshape(cells, -1).argmax(axis=1)].astype(np.int64)
     return most

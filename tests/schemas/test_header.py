@@ -17,10 +17,11 @@ from preshard.schemas.errors import (
     MemberChanged,
     MembersInvalid,
     PackRowInvalid,
+    SampleHeadInvalid,
     SequenceInvalid,
 )
 from preshard.schemas.header import DocumentSpan, decode_header, read_member
-from preshard.schemas.members import HEADER_MEMBERS, sample_key
+from preshard.schemas.members import HEADER_MEMBERS, crc32c, sample_key
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +107,16 @@ def test_a_span_leaves_out_what_few_documents_have() -> None:
     assert DocumentSpan.model_validate(plain).model_dump() == plain
     more = plain | {"columns": {"quality": 0.5}, "preference": True}
     assert DocumentSpan.model_validate(more).model_dump() == more
+
+
+def test_rows_of_units_are_those_that_are_pooled(header: bytes, row: dict[str, Any], tiny_config: PackConfig) -> None:
+    """Fails when memory for features follows from a forged number of rows."""
+    members, at = {}, 0
+    for extension in HEADER_MEMBERS:
+        members[extension], at = read_member(header, at, f"{sample_key(1)}.{extension}", "pack")
+    head = json.loads(members["json"])
+    head["units"][0]["rows"] = 10**12
+    members["json"] = json.dumps(head).encode()
+    forged = b"".join(tar_member(f"{sample_key(1)}.{name}", data) for name, data in members.items())
+    with pytest.raises(SampleHeadInvalid, match="rows of units differ from cum_token_pooling_bounds"):
+        decode_header(forged, 1, crc32c(members["json"]), tiny_config, axes=1, where="pack")
