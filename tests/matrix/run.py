@@ -94,6 +94,8 @@ def run(name: str, python: Path, tests: list[str], without: str) -> tuple[str, b
         *tests,
     ]
     done = subprocess.run([*command, *(["-k", f"not ({without})"] if without else [])], cwd=REPOSITORY, check=False)
+    if not report.exists():
+        return f"no test ran: pytest ended with {done.returncode}", False
     suite = ElementTree.parse(report).getroot()[0]
     ran, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
     bad = int(suite.attrib["failures"]) + int(suite.attrib["errors"])

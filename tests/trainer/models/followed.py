@@ -108,6 +108,11 @@ class Found:
     mixed: float
 
 
+def is_there(model_type: str) -> bool:
+    """Whether the installed ``transformers`` has a model: some are newer than the oldest version that packs need."""
+    return model_type in load_transformers().CONFIG_MAPPING
+
+
 def tiny_config(model_type: str, **settings: Any) -> dict[str, Any]:
     """A small ``config.json``, with each key that the model's configuration has."""
     made = load_transformers().CONFIG_MAPPING[model_type]
@@ -129,12 +134,11 @@ def tiny_with_images(model_type: str, text: str) -> dict[str, Any]:
 
 
 def every_followed() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name and the tiny configuration of every model on the list."""
-    yield from ((name, tiny_config(name)) for name, model in LANGUAGES.items() if model.alone)
+    """The name and the tiny configuration of every model on the list that the installed ``transformers`` has."""
+    yield from ((name, tiny_config(name)) for name, model in LANGUAGES.items() if model.alone and is_there(name))
     for name, facts in FAMILIES.items():
-        yield from (
-            (name if len(facts.text) == 1 else f"{name}, {text}", tiny_with_images(name, text)) for text in facts.text
-        )
+        for text in facts.text if is_there(name) else ():
+            yield name if len(facts.text) == 1 else f"{name}, {text}", tiny_with_images(name, text)
 
 
 def measure(config: dict[str, Any]) -> Found:
