@@ -53,7 +53,12 @@ SMALL = (
     (r"--save-every \d+", "--save-every 1"),
 )
 """Two processes and two steps."""
-MY = (*SMALL, (r" \.\.\. ", " --data my/dataset --model my/model --steps 1 "), ("packed/llava", "my/dataset"))
+MY = (
+    *SMALL,
+    (r" \.\.\. ", " --data my/dataset --model my/model --steps 1 "),
+    ("packed/llava", "my/dataset"),
+    ("--model model ", "--model my/model "),
+)
 EXPORT = ((r"demo/model --out run/model.*", "my/model --out run/exported"),)
 
 TABLE: dict[str, list[tuple[str, Run | str]]] = {
