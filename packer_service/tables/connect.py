@@ -6,6 +6,7 @@ import atexit
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -16,9 +17,6 @@ MEMORY_MIB = 512
 
 MOST_THREADS = 4
 """Threads of a connection on a machine that has more: each takes buffers of its own."""
-
-_shared: dict[int, duckdb.DuckDBPyConnection] = {}
-"""Database of each process by its number, since a forked one cannot use that of its parent."""
 
 
 class PassingRows:
@@ -71,8 +69,9 @@ def connect(
         duckdb.OutOfMemoryException: a query in the block needs more memory and may not spill.
     """
     if database is None and scratch is None:
-        database = _of_process()
+        database = database_of_process()
     with open_database(scratch, memory_mib, threads) if database is None else database.cursor() as connection:
+        connection.execute("SET enable_progress_bar = false")  # it prints to standard output in some processes
         passing = [table for table in (tables or {}).values() if isinstance(table, PassingRows)]
         for name, table in (tables or {}).items():
             connection.register(name, table.reader if isinstance(table, PassingRows) else table)
@@ -85,12 +84,23 @@ def connect(
             raise
 
 
-def _of_process() -> duckdb.DuckDBPyConnection:
-    process = os.getpid()
-    if process not in _shared:
-        _shared[process] = open_database(threads=1)
-        atexit.register(_shared.clear)  # what is left of it when Python ends would be named on standard error
-    return _shared[process]
+def database_of_process(*settings: str) -> duckdb.DuckDBPyConnection:
+    """The database of this process that has these settings, opened once.
+
+    Args:
+        settings: statements that are executed first. Its cursors have what is set globally, and nothing else.
+    """
+    return _kept(os.getpid(), settings)
+
+
+@cache
+def _kept(_process: int, settings: tuple[str, ...]) -> duckdb.DuckDBPyConnection:
+    """Kept by the process, since a forked one cannot use that of its parent."""
+    database = open_database(threads=1)
+    for statement in settings:
+        database.execute(statement)
+    atexit.register(_kept.cache_clear)  # what is left of it when Python ends would be named on standard error
+    return database
 
 
 def open_database(
@@ -100,13 +110,11 @@ def open_database(
     config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{memory_mib}MiB",
         "threads": threads or min(os.cpu_count() or 1, MOST_THREADS),
-        "async_threads": 0,  # they read remote files, of which there are none
+        "async_threads": 0,  # for remote files, which no query reads
         "temp_directory": scratch or "",
         "preserve_insertion_order": False,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "python_enable_replacements": False,
     }
-    connection = duckdb.connect(":memory:", config=config)
-    connection.execute("SET enable_progress_bar = false")  # it prints to standard output in some processes
-    return connection
+    return duckdb.connect(":memory:", config=config)

@@ -23,7 +23,7 @@ from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.files import list_fragments, read_fragment
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.job.planning import column_types
-from preshard.packer_service.job.planning.where import check_where, filtered_rows
+from preshard.packer_service.job.planning.where import asking, check_where, filtered_rows
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.verify import verify_dataset
 from preshard.schemas.dataset.read_manifest import decode_manifest
@@ -365,3 +365,17 @@ def test_a_time_that_no_query_takes_rejects_its_row_alone(tmp_path: Path) -> Non
     first, *others = (row for *_, row in filtered_rows(read_fragment(fragment).rows, fragment.file, config, Counter()))
     assert isinstance(first, DocumentError)
     assert [row["id"] for row in others] == ["b", "c"]
+
+
+def test_each_expression_is_asked_in_utc_and_shut_in() -> None:
+    """Fails when an expression has the time zone of this machine, may set another, or reads a file, also after the
+    first one of a process: a setting of a database need not reach its connections.
+    """
+    row = pa.table({"n": [1]})
+    for _ in range(2):
+        with asking("current_setting('TimeZone') = 'UTC' AND NOT current_setting('enable_external_access')") as where:
+            assert where.of_table(row).tolist() == [True]
+        with asking("n = 1); SET TimeZone = 'Asia/Tokyo'; SELECT (1") as where, pytest.raises(duckdb.Error):
+            where.of_table(row)
+        with asking("(SELECT count(*) FROM read_text('/etc/hostname')) = 1") as where, pytest.raises(duckdb.Error):
+            where.of_table(row)

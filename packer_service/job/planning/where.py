@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
 import tempfile
 from collections import Counter
@@ -36,7 +34,7 @@ from preshard.packer_service.job.planning.column_types import (
     structure_of,
     text_of,
 )
-from preshard.packer_service.tables.connect import connect, open_database
+from preshard.packer_service.tables.connect import connect, database_of_process
 from preshard.schemas.config import PackConfig, words_of
 from preshard.schemas.errors import ConfigError, DocumentError
 
@@ -51,6 +49,13 @@ _NOW = {"current_date", "current_time", "current_timestamp", "localtime", "local
 
 _UNCAST = ("list_view", "run_end_encoded")
 """Types that Arrow does not cast, or makes other lists of where they do not follow each other."""
+
+CLOSED = (
+    "SET GLOBAL TimeZone = 'UTC'",  # not that of this machine
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",
+)
+"""Settings of the database that answers expressions."""
 
 Row = tuple[int, RowReference, Any]
 
@@ -238,19 +243,8 @@ def _through_parquet(column: pa.ChunkedArray) -> pa.ChunkedArray:
 @contextmanager
 def asking(expression: str) -> Iterator[Where]:
     """An expression with a connection of its own, to a database that is closed to all else."""
-    with connect(database=_closed_database(os.getpid())) as connection:
+    with database_of_process(*CLOSED).cursor() as connection:
         yield Where(expression, connection)
-
-
-@cache
-def _closed_database(_process: int) -> duckdb.DuckDBPyConnection:
-    """The database of a process that answers expressions, since opening one takes 20 ms a file."""
-    database = open_database(threads=1)
-    database.execute("SET TimeZone = 'UTC'")  # not that of this machine
-    database.execute("SET enable_external_access = false")
-    database.execute("SET lock_configuration = true")
-    atexit.register(_closed_database.cache_clear)
-    return database
 
 
 def check_where(expression: str | None, files: Sequence[SourceFile]) -> list[SourceFile]:

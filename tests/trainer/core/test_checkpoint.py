@@ -116,7 +116,7 @@ def saves_without_a_folder(mesh: Mesh, folder: str) -> str:
 
 
 def test_a_folder_that_is_gone_ends_every_rank_with_one_line(gloo_pool: Any, tmp_path: Path) -> None:
-    """Fails when the remedy is to free some space where there is no folder any more."""
+    """Fails when the remedy for a missing folder is to free some space."""
     (tmp_path / "kept").touch()
     said = gloo_pool.run(saves_without_a_folder, str(tmp_path / "kept"), dp_shard=2)
     assert said == [said[0]] * 2
