@@ -54,6 +54,24 @@ def glm_encoder(vision: Settings) -> VisionEncoder:
     )
 
 
+def _encoder_of_stills(vision: Settings, **others: Any) -> VisionEncoder:
+    """An encoder that takes each crop for itself, all of whose layers see the whole of it.
+
+    Args:
+        vision: its section.
+        others: the dimensions that families name or derive each in their own way.
+    """
+    return VisionEncoder(
+        temporal_patch_size=1,
+        hidden_size=vision["hidden_size"],
+        intermediate_size=vision["intermediate_size"],
+        layers=vision["num_hidden_layers"],
+        windowed_layers=0,
+        window_size=0,
+        **others,
+    )
+
+
 def internvl_encoder(vision: Settings, *, ratio: float, text: int | None) -> VisionEncoder:
     """The encoder of InternVL.
 
@@ -64,15 +82,10 @@ def internvl_encoder(vision: Settings, *, ratio: float, text: int | None) -> Vis
     """
     hidden = int(vision["hidden_size"] / ratio**2)
     high, wide = pair(vision["patch_size"])
-    return VisionEncoder(
+    return _encoder_of_stills(
+        vision,
         patch_size=[high, wide],
-        temporal_patch_size=1,
-        hidden_size=vision["hidden_size"],
-        intermediate_size=vision["intermediate_size"],
         mlp_matrices=2,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
         patch_inputs=3 * high * wide,
         row_inputs=hidden,
         row_hidden=text or hidden,
@@ -89,15 +102,10 @@ def pixtral_encoder(vision: Settings, *, merged: int, text: int) -> VisionEncode
         text: width of the language model.
     """
     hidden, patch = vision["hidden_size"], vision["patch_size"]
-    return VisionEncoder(
+    return _encoder_of_stills(
+        vision,
         patch_size=[patch, patch],
-        temporal_patch_size=1,
-        hidden_size=hidden,
-        intermediate_size=vision["intermediate_size"],
         mlp_matrices=3,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
         patch_inputs=vision["num_channels"] * patch**2,
         # a matrix that merges a square of patches, then two of the projector
         row_inputs=hidden * merged**2,
@@ -109,15 +117,10 @@ def pixtral_encoder(vision: Settings, *, merged: int, text: int) -> VisionEncode
 def molmo_encoder(vision: Settings, adapter: Settings) -> VisionEncoder:
     """The encoder of Molmo 2, whose adapter pools patches into rows by attention."""
     read = len(adapter["vision_feature_layer"]) * vision["hidden_size"]
-    return VisionEncoder(
+    return _encoder_of_stills(
+        vision,
         patch_size=[vision["patch_size"]] * 2,
-        temporal_patch_size=1,
-        hidden_size=vision["hidden_size"],
-        intermediate_size=vision["intermediate_size"],
         mlp_matrices=2,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
         # the embedding, and the keys and values of the attention that pools patches into rows
         patch_inputs=3 * vision["patch_size"] ** 2 + 2 * read,
         row_inputs=2 * adapter["hidden_size"],
@@ -134,15 +137,10 @@ def mean_encoder(vision: Settings, *, mlp_matrices: int, text: int) -> VisionEnc
         mlp_matrices: matrices of an MLP.
         text: width of the language model.
     """
-    return VisionEncoder(
+    return _encoder_of_stills(
+        vision,
         patch_size=[vision["patch_size"]] * 2,
-        temporal_patch_size=1,
-        hidden_size=vision["hidden_size"],
-        intermediate_size=vision["intermediate_size"],
         mlp_matrices=mlp_matrices,
-        layers=vision["num_hidden_layers"],
-        windowed_layers=0,
-        window_size=0,
         patch_inputs=3 * vision["patch_size"] ** 2,
         row_inputs=vision["hidden_size"],
         row_hidden=text,
