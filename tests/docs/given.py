@@ -143,14 +143,19 @@ def of_advice(folder: Path) -> None:
     write_model_folder(folder / "model", "qwen3_vl", files=files)
 
 
-def trained(folder: Path) -> None:
-    """``my/model`` with weights, ``my/rows.jsonl`` and ``my/pairs`` for it, and the loop that the recipes show."""
+def with_weights(folder: Path) -> None:
+    """A tiny Qwen3-VL."""
     from preshard.models import load_model
 
+    write_model_folder(folder, "qwen3_vl")
+    model: Any = load_model(folder, from_scratch=True)
+    model.save_pretrained(folder)
+
+
+def trained(folder: Path) -> None:
+    """``my/model`` with weights, ``my/rows.jsonl`` and ``my/pairs`` for it, and the loop that the recipes show."""
     my = folder / "my"
-    write_model_folder(my / "model", "qwen3_vl")
-    model: Any = load_model(my / "model", from_scratch=True)
-    model.save_pretrained(my / "model")
+    with_weights(my / "model")
     _lines(my / "rows.jsonl", _chats(200))
     short = ["seq_len=1024", "block_size=64", "order.window=4", f"model={my / 'model'}"]
     pairs = [{"prompt": "Is it?", "chosen": f"Yes, {word}.", "rejected": f"No {word}."} for word in WORDS * 20]
@@ -174,8 +179,11 @@ def of_loop(folder: Path) -> None:
 
 def of_start(folder: Path) -> None:
     """Files that the list of commands names: rows, a model, lengths, ratings and two datasets."""
-    write_model_folder(folder / "my/model", "qwen3_vl")
+    with_weights(folder / "my/model")
     _lines(folder / "my/documents.jsonl", _chats(200))
+    config = load_config(None, [f"model={folder / 'my/model'}"])
+    pack([str(folder / "my/documents.jsonl")], str(folder / "my/other"), config, PlainExecutor(), NoProgress())
+    (folder / "my/datasets").mkdir()
     _lines(folder / "my/source/rows.jsonl", _chats(10))
     texts = [f"Text {n}." for n in range(20)]
     pq.write_table(pa.table({"text": texts}), folder / "my/more.parquet")
