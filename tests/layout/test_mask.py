@@ -29,3 +29,12 @@ def test_a_sequence_of_one_run_has_one_entry():
     doc = np.repeat(np.array([3, -1], np.int32), 1 << 19)
     index = MaskIndex.of(MaskArrays(doc_ids=doc, branch_ids=np.zeros_like(doc), group_ids=np.full_like(doc, -1)))
     assert (len(index.run_class), len(index.class_root), len(index.group_root)) == (2, 1, 0)
+
+
+def test_branches_at_the_ends_of_their_type_stay_in_their_document():
+    # Fails when shifted branches reach into the bits of the document, so that another document's branch is the root.
+    doc = np.array([0, 1, 1, 1], np.int32)
+    branch = np.array([0, -(2**31), 0, 2**31 - 1], np.int32)
+    index = MaskIndex.of(MaskArrays(doc_ids=doc, branch_ids=branch, group_ids=np.full(4, -1, np.int32)))
+    assert index.run_class.tolist() == [0, 1, 2, 3]
+    assert index.class_root.tolist() == [-1, 2, -1, 2]

@@ -14,6 +14,7 @@ from preshard.packer_service.layout.deals import consecutive, head_tail, longest
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.measures import ring_step_maxima
 from preshard.packer_service.layout.needs import keys_fetched
+from preshard.packer_service.layout.schemes import balanced_ring
 from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
 from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
 from preshard.packer_service.layout.solve import runs_from_owners
@@ -96,6 +97,18 @@ def test_optimal_on_six_blocks_and_two_ranks(lengths):
     blocks = mapped(mask)
     assert paths(mask, ring_owners(blocks, 2), 2)[1] == min(ring for _, ring, _ in tried)
     assert paths(mask, gather_owners(blocks, 2), 2)[0] == min(gather for gather, _, _ in tried)
+
+
+def test_the_search_ends_once_its_path_is_no_longer_than_asked(monkeypatch):
+    # Fails when it starts again although other layouts are no better: each start costs as much as the first.
+    mask, starts, search = documents([5, 90, 33, 60, 7, 41, 20], 32 * TILE), [], balanced_ring._search
+    monkeypatch.setattr(balanced_ring, "_search", lambda *given: starts.append(given) or search(*given))
+    path = paths(mask, ring_owners(mapped(mask), 4, tries=40), 4)[1]
+    assert len(starts) == 1
+    for at_most, wanted in ((path + 1000, 1), (path, 1), (0, 5)):
+        starts.clear()
+        ring_owners(mapped(mask), 4, tries=40, at_most=at_most)
+        assert len(starts) == wanted, at_most
 
 
 def test_one_long_document_has_the_floor_as_its_path():

@@ -25,7 +25,7 @@ from preshard.trainer.attention import heads
 from preshard.trainer.attention.bind import bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.mask import MaskTensors
-from preshard.trainer.attention.states import list_sequences
+from preshard.trainer.attention.states import check_value_heads, list_sequences
 from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models.gated_delta import bind_states, check_states
 from preshard.trainer.models.load import load_model
@@ -241,5 +241,7 @@ def test_what_layers_with_a_state_need_is_said_in_one_line(both: tuple[Any, Any]
         ConfigError, match=r"linear_num_value_heads 4 over .* = 8 ranks.* whose product is one of \[1, 2, 4\]"
     ):
         check_states(ours.config, 8)
+    with pytest.raises(ConfigError, match=r"product is one of \[1, 3\]"):  # an odd number divides itself, too
+        check_value_heads(3, 2)
     with pytest.raises(ConfigError, match="wrap the model in PackedModel"):
         ours.model(input_ids=random_tokens()[None], use_cache=False)
