@@ -40,7 +40,7 @@ def locked(folder: Folder) -> Iterator[bool]:
 
     Raises:
         FolderInUseError: another process holds the folder; the text names that process.
-        FileRefusedError: the folder, or the file that would be locked, is a link.
+        FileRefusedError: the folder is none or a link, or the file that would be locked is.
         OSError: the folder cannot be written.
     """
     if not folder.is_local:
@@ -49,7 +49,12 @@ def locked(folder: Folder) -> Iterator[bool]:
     path = folder.for_writing(LOCK)
     if path.is_symlink():
         raise FileRefusedError(f"{path}: is a link, and nothing is written through it; remove it")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise FileRefusedError(f"{path.parent}: is no folder; remove it") from None
+    if path.exists() and not path.is_file():
+        raise FileRefusedError(f"{path}: is no file; remove it")
     lock = FileLock(path, timeout=RETRY_SECONDS, fallback_to_soft=False, on_acquired=_name_holder)
     try:
         lock.acquire()

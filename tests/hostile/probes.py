@@ -34,8 +34,8 @@ Entry = Callable[[str, Path], None]
 class Outcome:
     """Outcome of an entry.
 
-    ``what`` is ``ok``, ``one line``, or what is wrong: ``traceback``, ``signal N``, ``hung``, ``memory``, ``vague``,
-    ``long``, ``control characters``.
+    ``what`` is ``ok``, ``one line``, or what is wrong: ``traceback``, ``signal N``, ``hung``, ``gone``, ``memory``,
+    ``vague``, ``long``, ``control characters``.
     """
 
     what: str
@@ -137,36 +137,62 @@ ENTRIES: dict[str, Entry] = {
 
 
 def probe(entries: Sequence[str], dataset: Path, ids: Sequence[str]) -> dict[str, Outcome]:
-    """Outcome of each of some entries on a dataset, one after the other; each in a process of its own."""
-    return {name: _probe(name, dataset, ids) for name in entries}
+    """Outcome of each of some entries on a dataset, one after the other.
+
+    One process asks them all, since a fork costs more than most of them. Each that did not end rightly there is asked
+    again in a process of its own, which says what becomes of it.
+    """
+    found = _asked(entries, dataset, ids)
+    return {
+        name: found[name] if name in found and found[name].is_right else _asked([name], dataset, ids)[name]
+        for name in entries
+    }
 
 
-def _probe(name: str, dataset: Path, ids: Sequence[str]) -> Outcome:
+def _asked(entries: Sequence[str], dataset: Path, ids: Sequence[str]) -> dict[str, Outcome]:
+    """Outcomes of entries in one process. An entry in which it is stopped, or stops itself, is the last."""
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
         scratch = Path(folder)
         (scratch / "columns.jsonl").write_text("".join(json.dumps({"doc_id": each, "note": 1}) + "\n" for each in ids))
         before = _resident()
         pid = os.fork()
         if pid == 0:
-            _child(name, str(dataset), scratch)
-        status, most = _wait(pid)
-        said = (scratch / "said").read_bytes().decode(errors="replace") if (scratch / "said").exists() else ""
-    if status is None:
-        return Outcome(what="hung", line="")
-    if status < 0:
-        return Outcome(what=f"signal {-status}", line="")
-    return Outcome(what=_judged(status, said, verify=name == "verify", grown=most - before), line=_last(said))
+            _child(entries, str(dataset), scratch)
+        signalled = _wait(pid)
+        found = dict[str, Outcome]()
+        for name in entries:
+            said, ended = scratch / f"{name}.said", scratch / f"{name}.ended"
+            lines = said.read_bytes().decode(errors="replace") if said.exists() else ""
+            if not ended.exists():
+                found[name] = Outcome(what={None: "gone", 0: "hung"}.get(signalled, f"signal {signalled}"), line="")
+                break
+            status, most = map(int, ended.read_text().split())
+            judged = _judged(status, lines, verify=name == "verify", grown=most - before)
+            found[name] = Outcome(what=judged, line=_last(lines))
+    return found
 
 
-def _child(name: str, dataset: str, scratch: Path) -> None:
-    """Runs an entry and ends the process."""
+def _child(entries: Sequence[str], dataset: str, scratch: Path) -> None:
+    """Runs entries and ends the process."""
     os.setsid()
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_BYTES,) * 2)
-    spent = int(time.process_time())
-    resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU_SECONDS,) * 2)
-    output = os.open(scratch / "said", os.O_WRONLY | os.O_CREAT)
+    resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_BYTES, resource.RLIM_INFINITY))
+    try:
+        for name in entries:
+            spent = int(time.process_time())
+            resource.setrlimit(resource.RLIMIT_CPU, (spent + CPU_SECONDS, resource.RLIM_INFINITY))
+            status = _run(name, dataset, scratch)
+            most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+            (scratch / f"{name}.ended").write_text(f"{status} {most * 1024}")
+    finally:
+        os._exit(0)
+
+
+def _run(name: str, dataset: str, scratch: Path) -> int:
+    """Exit status of an entry, which says what it says into a file."""
+    output = os.open(scratch / f"{name}.said", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1), os.dup2(output, 2)
+    os.close(output)
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(scratch)
@@ -182,23 +208,23 @@ def _child(name: str, dataset: str, scratch: Path) -> None:
         print(error if status == 2 else "".join(traceback.format_exception(error)))
     with contextlib.suppress(OSError):
         sys.stdout.flush(), sys.stderr.flush()
-    os._exit(status)
+    return status
 
 
-def _wait(pid: int) -> tuple[int | None, int]:
-    """Exit status of a process, None if it did not in time, and the most memory that it had."""
+def _wait(pid: int) -> int | None:
+    """Signal by which a process ended, 0 where time was up; None if it ended by itself."""
     until = time.monotonic() + WALL_SECONDS
     pause = 0.002
     while time.monotonic() < until:
-        found, status, used = os.wait4(pid, os.WNOHANG)
+        found, status = os.waitpid(pid, os.WNOHANG)
         if found:
-            return os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024
+            return os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return None, 0
+    return 0
 
 
 def _resident() -> int:

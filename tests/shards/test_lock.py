@@ -19,11 +19,13 @@ import pytest
 
 from preshard.packer_service.shards.lock import LOCK, FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
+from preshard.schemas.files.filesystem import FileRefusedError
 
 HOLDER = """
 import subprocess, sys
 from preshard.packer_service.shards.lock import locked
 from preshard.packer_service.shards.store import Folder
+from preshard.schemas.files.filesystem import FileRefusedError
 with locked(Folder(sys.argv[1])):
     child = subprocess.Popen(["sleep", "600"], close_fds=False)
     print(child.pid, flush=True)
@@ -121,4 +123,13 @@ def test_another_failure_of_the_lock_is_raised(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="Input/output error"), locked(Folder(str(tmp_path))):
+        pass
+
+
+@pytest.mark.parametrize("name", ["work", f"work/{LOCK}"])
+def test_what_is_no_file_is_not_locked(tmp_path: Path, name: str) -> None:
+    """Fails when a pipe in the place of the folder or the file ends in an error of the system, or is opened."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FileRefusedError, match=rf"{name}: is no .*; remove it"), locked(Folder(str(tmp_path / "work"))):
         pass

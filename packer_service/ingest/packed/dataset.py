@@ -315,7 +315,8 @@ class PackedDatasetSource:
             except FormatError as error:
                 raise DocumentError("bad_row", f"the pack that holds it is damaged: {error}") from None
             except FileNotFoundError:
-                raise DocumentError("bad_row", "the shard that holds it is gone") from None
+                shard = place.where.rpartition("/")[0]
+                raise DocumentError("bad_row", f"{shard}, the shard that holds it, is gone") from None
             self.recent[pack_id] = found
         return found
 
