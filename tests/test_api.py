@@ -65,6 +65,13 @@ def test_what_goes_wrong_is_an_error_of_ours(rows: Path, tmp_path: Path) -> None
         preshard.open("/nowhere")
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**31 - 1])
+def test_an_id_that_no_token_has_is_named(tiny_dataset: Path, wrong: int) -> None:
+    """Fails when a damaged dataset's tokens end in an error of the library that decodes them."""
+    with pytest.raises(ReaderError, match=rf"^tekken.json: no token has the id {wrong}; preshard verify says where$"):
+        preshard.open(tiny_dataset).decode([1, wrong, 2])
+
+
 def test_the_parts_of_ranks_are_those_that_the_reader_gives(tiny_dataset: Path, tiny_config: PackConfig) -> None:
     """Fails when a rank's tokens or crops here are others than those that it trains on."""
     dataset, seen = preshard.open(tiny_dataset), 0

@@ -112,7 +112,7 @@ class Dataset:
 
         Raises:
             ConfigError: the dataset carries no tokenizer, and none was given.
-            ReaderError: the tokenizer that was given is another.
+            ReaderError: the tokenizer that was given is another, or has no token of some id.
         """
         return self._decode(np.asarray(tokens).tolist())
 

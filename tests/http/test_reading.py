@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from preshard.packer_service.job.preview.show import show_document
 from preshard.schemas.config import PackConfig
+from tests.support.scripts import load_script
 
 
 def get(client: TestClient, path: str, **parameters: Any) -> Any:
@@ -56,3 +59,18 @@ def test_a_part_of_a_document_is_the_same_part_of_the_whole(client: TestClient) 
     for wrong in ({"start": whole["length"] + 1}, {"start": 2, "end": 1}):
         assert client.get(f"/v1/datasets/tiny{path}", params=wrong).status_code == 422
     assert client.get(f"/v1/datasets/tiny/packs/{place['pack_id']}/documents/999").status_code == 404
+
+
+def test_ids_that_no_token_has_are_a_problem_of_their_dataset(
+    start: Callable[..., TestClient], root: Path, tiny_dataset: Path
+) -> None:
+    """Fails when the service takes damaged tokens for an error of its own."""
+    forged = load_script(Path(__file__).parents[1] / "hostile/forged.py")
+    shutil.copytree(tiny_dataset, root / "wild")
+    members, _ = forged._first_sample(root / "wild")
+    arrays = forged.decode_arrays(members["sequence.npz"], lambda _: 1 << 40)
+    arrays["tokens"][:] = -1
+    forged._put_sample(root / "wild", members | {"sequence.npz": forged.encode_arrays(arrays)})
+    answer = start(root).get("/v1/datasets/wild/packs/0/documents/0")
+    assert answer.status_code == 409
+    assert "tekken.json: no token has the id -1" in answer.json()["detail"]

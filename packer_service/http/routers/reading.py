@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Annotated
 from urllib.parse import quote
@@ -196,7 +197,7 @@ DECODER_BYTES = 64 << 20
 
 
 def find_decoder(dataset: ServedDataset) -> Decode:
-    """The function that turns the dataset's tokens into text.
+    """The function that turns the dataset's tokens into text; ids that no token has are a problem of the dataset.
 
     The path in a dataset's configuration is never opened: it belongs to the machine that packed, and a manifest may
     name any file. Tekken is built in; any other tokenizer is the one that the dataset carries, or else one of the
@@ -212,7 +213,7 @@ def find_decoder(dataset: ServedDataset) -> Decode:
     if wanted.name != "tekken":
         decode = dataset.kept(("decoder",), lambda: _carried(dataset, parse_decoder), lambda _: DECODER_BYTES)
         if decode is not None:
-            return decode
+            return partial(_decoded, dataset, decode)
     files = [name for name in dataset.tokenizers if _sha256(name) == wanted.sha256]
     names = ["tekken"] if wanted.name == "tekken" else files
     for name in names:
@@ -221,7 +222,7 @@ def find_decoder(dataset: ServedDataset) -> Decode:
         except ConfigError:
             continue
         if decoder.sha256 == wanted.sha256:
-            return decoder.decode
+            return partial(_decoded, dataset, decoder.decode)
     raise ProblemError(
         409,
         "tokenizer-unavailable",
@@ -229,6 +230,11 @@ def find_decoder(dataset: ServedDataset) -> Decode:
         f"{dataset.name}: tokens were made by {wanted.name!r:.80} (SHA-256 {wanted.sha256}), which neither the dataset "
         "nor the service has; start it with --tokenizer FILE",
     )
+
+
+def _decoded(dataset: ServedDataset, decode: Decode, tokens: Sequence[int]) -> str:
+    with dataset.reading():
+        return decode(tokens)
 
 
 def _carried(dataset: ServedDataset, parse: Callable[[bytes], Decode]) -> Decode | None:

@@ -11,9 +11,10 @@ import hashlib
 import json
 import re
 from binascii import a2b_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from preshard.packer_service.ingest.text.tokenizer import (
     chat_format,
     image_format,
 )
-from preshard.schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError, ReaderError
 from preshard.schemas.manifest import TokenizerEntry
 from preshard.schemas.sections import SpecialTokensConfig
 
@@ -86,7 +87,27 @@ def _encode(text: str) -> Int32[np.ndarray, "tokens"]:
 
 
 def _decode(tokens: Sequence[int]) -> str:
-    return _encoding().decode(tokens)
+    with _of_ids(tokens, f"{TEKKEN}.json"):
+        return _encoding().decode(tokens)
+
+
+@contextmanager
+def _of_ids(tokens: Sequence[int], name: str) -> Iterator[None]:
+    """Says which id is none, where the library has an error of its own.
+
+    Raises:
+        ReaderError: a token's id is negative or too large.
+    """
+    try:
+        yield
+    except (OverflowError, KeyError):
+        wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+        raise ReaderError(f"{name}: no token has the id {wrong}; preshard verify says where") from None
+
+
+def _decode_by(library: HuggingFaceTokenizer, tokens: Sequence[int]) -> str:
+    with _of_ids(tokens, TOKENIZER_FILE):
+        return library.decode(list(tokens), skip_special_tokens=False)
 
 
 @cache
@@ -176,7 +197,7 @@ def parse_decoder(content: bytes) -> Callable[[Sequence[int]], str]:
         ConfigError: it is not a tokenizer.
     """
     loaded = parse_library(content.decode(errors="replace"), "tokenizer.json")
-    return lambda tokens: loaded.decode(list(tokens), skip_special_tokens=False)
+    return partial(_decode_by, loaded)
 
 
 def parse_folder(folder: str, special: SpecialTokensConfig, content: str, special_tokens: str) -> Tokenizer:
@@ -227,7 +248,7 @@ def parse_tokenizer(
         chat=chat_format(encode, ids, found.eos),
         image=image_format(ids, found.image),
         encode=encode,
-        decode=lambda tokens: plain.decode(list(tokens), skip_special_tokens=False),
+        decode=partial(_decode_by, plain),
         encode_marked=lambda text: encode_with_specials(marked(), text, uncut),
         token_ids=ids,
         specials={token.content for token in added.values() if token.special} | marks,
