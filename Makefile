@@ -1,8 +1,10 @@
 # `make demo` shows what it does and `make test` checks it; each first makes the virtual environment. `make help` lists all.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
-# Cores for the tests. `make test` takes a process more, of 2 GiB, since tests that start Ray or a browser wait much.
+# Cores for the tests. `make test` takes a process more, since tests that start Ray or a browser wait much, and two where there
+# is memory: each takes 3 GB with what it starts.
 WORKERS ?= 2
+PROCESSES = $$(cat /proc/meminfo 2>/dev/null | awk '/^MemAvailable/ {n = $$2 > 16000000} END {print $(WORKERS) + 1 + n}')
 BIN := .venv/bin
 DEMO := demo
 
@@ -96,7 +98,7 @@ unit: .venv/installed
 # What takes one process comes first, beside the linters; the tests then take every core.
 test: .venv/installed
 	@$(MAKE) --no-print-directory --jobs 4 --output-sync=target loops types modules chromium contracts ruff
-	@$(BIN)/python -m pytest --quiet --durations=10 -n $$(($(WORKERS) + 1))
+	@$(BIN)/python -m pytest --quiet --durations=10 -n $(PROCESSES)
 
 # What each worker would compile at the same time.
 loops modules: .venv/installed
