@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from preshard.packer_service.shards.store import Folder
+from preshard.packer_service.shards.store import Folder, make_folder
 from preshard.schemas.errors import PreshardError
 from preshard.schemas.files.filesystem import FileRefusedError
 
@@ -49,10 +49,7 @@ def locked(folder: Folder) -> Iterator[bool]:
     path = folder.for_writing(LOCK)
     if path.is_symlink():
         raise FileRefusedError(f"{path}: is a link, and nothing is written through it; remove it")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise FileRefusedError(f"{path.parent}: is no folder; remove it") from None
+    make_folder(path.parent)
     if path.exists() and not path.is_file():
         raise FileRefusedError(f"{path}: is no file; remove it")
     lock = FileLock(path, timeout=RETRY_SECONDS, fallback_to_soft=False, on_acquired=_name_holder)

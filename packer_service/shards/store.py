@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from preshard.packer_service.runtime.patience import NoAnswerError, answer
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.filesystem import is_uri, join, locate, open_regular, require_regular
+from preshard.schemas.files.filesystem import FileRefusedError, is_uri, join, locate, open_regular, require_regular
 from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.files.regular import leads_outside, refuse_links
 
@@ -110,7 +110,7 @@ class Folder:
     def make(self) -> None:
         """Makes the folder if it is not there; an object store has no folders to make."""
         if self.is_local:
-            self.for_writing().mkdir(parents=True, exist_ok=True)
+            make_folder(self.for_writing())
 
     def names(self) -> list[str]:
         """Every file below the folder, by its path from here, sorted."""
@@ -263,9 +263,21 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those that it lies in, if they are not there.
+
+    Raises:
+        FileRefusedError: something else has its name.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise FileRefusedError(f"{path}: is no folder, or lies in none; remove what is there") from None
+
+
 @contextmanager
 def _local_writer(path: Path) -> Iterator[Sink]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}-{path.name}")
     try:
         with temporary.open("wb") as file:
@@ -273,6 +285,9 @@ def _local_writer(path: Path) -> Iterator[Sink]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except IsADirectoryError:
+        temporary.unlink(missing_ok=True)
+        raise FileRefusedError(f"{path}: is a folder; remove it") from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

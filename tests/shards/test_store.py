@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from preshard.packer_service.shards.store import TEMPORARY, Folder
+from preshard.schemas.files.filesystem import FileRefusedError
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -66,3 +67,16 @@ def test_paths_and_uris_are_the_same_folder(tmp_path: Path) -> None:
     assert Folder(str(tmp_path)).names() == ["x/deep/a.bin"]
     assert (Folder(str(tmp_path)) / "x").size("deep/a.bin") == 1
     assert Folder(str(tmp_path)).size("nothing") is None
+
+
+def test_what_is_no_folder_or_no_file_is_named(tmp_path: Path) -> None:
+    """Fails when a file in the place of a folder, or the other way round, ends in the system's words."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileRefusedError, match="file: is no folder, or lies in none; remove what is there"):
+        Folder(str(tmp_path / "file")).write("a", b"b")
+    with pytest.raises(FileRefusedError, match="below: is no folder, or lies in none"):
+        Folder(str(tmp_path / "file" / "below")).make()
+    with pytest.raises(FileRefusedError, match="folder: is a folder; remove it"):
+        Folder(str(tmp_path)).write("folder", b"b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
