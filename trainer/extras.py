@@ -10,10 +10,13 @@ from typing import Any
 
 EXTRAS = {
     "derived": "what is read: layouts and image boundaries that a dataset was not packed for",
-    "loader_states": "what is read: positions that torchdata's loaders have saved",
+    "loader_states": "what is read: positions that were saved, by torchdata's loaders too",
     "mixture": "what is read: several datasets as one stream, by their weights",
+    "range_cache": "what is read: ranges of a store that a node keeps for all of its processes",
     "separate_epochs": "what is read: epochs that leave out packs which fill no step",
     "shared_places": "what is read: places of a large dataset's packs, in a file that processes share",
+    "store": "what is read: ranges of a store, asked for again where it fails, and ahead",
+    "threads": "what is read: threads of a reader, and how its process ends",
     "whole_config": "what is read: all that a dataset was packed with",
     "model_check": "what the model is: whether packs follow it, and a dataset is for it",
     "quantised": "what the model is: plain numbers of quantised weights",

@@ -23,6 +23,7 @@ PARTS = {
         *(f"preshard.trainer.extra.{name}" for name in ("derived", "loader_states", "mixture", "other_meshes")),
         *(f"preshard.trainer.extra.{name}" for name in ("own_masks", "separate_epochs", "sequences")),
         *(f"preshard.trainer.extra.{name}" for name in ("shared_places", "whole_config")),
+        *(f"preshard.trainer.extra.{name}" for name in ("range_cache", "store", "threads")),
     ],
     "train": ["preshard.train", "preshard.export", "preshard.models", "preshard.trainer"],
     "serve": [

@@ -6,9 +6,13 @@ megabytes: a client takes that for a broken connection and asks again, until it 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
+import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +21,22 @@ from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from s3_server import CREDENTIALS
 
 BUCKET = "folder"
 RANGE = re.compile(r"bytes=(\d+)-(\d+)$")
+
+
+FAULTS = ("throttled", "reset", "ended", "stalled", "dripping", "cut", "damaged")
+"""Faults of an answer: 503; a connection that is reset in the middle, or ends there; nothing for :data:`STALL` seconds;
+a few bytes at a time; half of the bytes, as if these were all; one byte that is another."""
+
+STALL = 2.0
+DRIP, PAUSE = 4096, 0.1
+"""Bytes that drip at once, and the seconds between."""
 
 
 @dataclass(kw_only=True)
@@ -49,12 +63,18 @@ class Asked:
 
 
 @contextmanager
-def served_ranges(folder: Path, *, before: Callable[[str], None] = lambda _: None) -> Iterator[Asked]:
+def served_ranges(
+    folder: Path,
+    *,
+    before: Callable[[str], None] = lambda _: None,
+    fault: Callable[[str, str], str] = lambda *_: "",
+) -> Iterator[Asked]:
     """Serves a folder for reading from a thread of this process until the block ends. Nothing can be listed.
 
     Args:
         folder: what is served.
         before: called with an object's name before each answer, in the thread that serves that connection.
+        fault: called with the method and the object's name for each answer; one of :data:`FAULTS`, or nothing.
     """
     for name, value in CREDENTIALS.items():
         os.environ.setdefault(name, value)
@@ -79,6 +99,12 @@ def served_ranges(folder: Path, *, before: Callable[[str], None] = lambda _: Non
                 self.end_headers()
                 return
             before(name)
+            kind = fault(self.command, name)
+            if kind == "throttled":
+                self._throttle(with_body=with_body)
+                return
+            if kind == "stalled":
+                time.sleep(STALL)
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 asked = RANGE.match(self.headers.get("Range", "")) if with_body else None
@@ -86,6 +112,7 @@ def served_ranges(folder: Path, *, before: Callable[[str], None] = lambda _: Non
                 self.send_response(HTTPStatus.PARTIAL_CONTENT if asked else HTTPStatus.OK)
                 if asked:
                     self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
+                end -= (end - first) // 2 if kind == "cut" else 0
                 self.send_header("Content-Length", str(end - first))
                 self.send_header("Content-Type", "application/octet-stream")
                 self.send_header("ETag", '"0"')
@@ -95,7 +122,37 @@ def served_ranges(folder: Path, *, before: Callable[[str], None] = lambda _: Non
                     counted.requests[name] += 1
                     counted.sent[name] += (end - first) * with_body
                 if with_body:
-                    self.connection.sendfile(file, first, end - first)
+                    self._send(file, first, end - first, kind)
+
+        def _send(self, file: BinaryIO, first: int, size: int, kind: str) -> None:
+            """Sends a range, or a part of it."""
+            if kind in ("reset", "ended"):
+                self.connection.sendfile(file, first, size // 2)
+                if kind == "reset":
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+                self.close_connection = True
+            elif kind == "dripping":
+                with contextlib.suppress(OSError):
+                    for at in range(0, size, DRIP):
+                        self.connection.sendfile(file, first + at, min(DRIP, size - at))
+                        time.sleep(PAUSE)
+            elif kind == "damaged":
+                file.seek(first)
+                data = bytearray(file.read(size))
+                data[size // 3] ^= 255
+                self.wfile.write(data)
+            else:
+                self.connection.sendfile(file, first, size)
+
+        def _throttle(self, *, with_body: bool) -> None:
+            said = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+            self.send_response(HTTPStatus.SERVICE_UNAVAILABLE)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            if with_body:
+                self.wfile.write(said)
 
         def log_message(self, format: str, *args: object) -> None: ...
 

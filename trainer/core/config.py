@@ -33,6 +33,8 @@ NEEDS = {
         ("resume", "save_every", "async_save"), ("checkpoint", "--checkpoint with the checkpoints' folder")
     ),
     **dict.fromkeys(("lora_alpha", "lora_targets", "keep_adapters"), ("lora", "--lora with a rank")),
+    "cache_dir": ("cache_limit", "--cache-limit with the bytes that it may take"),
+    "cache_limit": ("cache_dir", "--cache-dir with a folder on the node's disk"),
     "eval_every": ("eval_data", "--eval-data with a dataset"),
     "report_to": ("report_dir", "--report-dir with a folder for its files"),
     "report_dir": ("report_to", "--report-to tensorboard or wandb"),
@@ -134,6 +136,10 @@ class TrainConfig(BaseModel):
         0, ge=0, description="Seed of random weights, of dropout and other noise, and of the order of packs."
     )
     workers: int = Field(0, ge=0, description="Processes per rank that read ahead; 0 reads between steps.")
+    cache_dir: Path | None = Field(
+        None, description="Folder on the node's disk where its processes keep what they read, across epochs and runs."
+    )
+    cache_limit: str | None = Field(None, description="Bytes that --cache-dir may take, such as 500GB.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where to compute; auto is CUDA if there is a device."
     )

@@ -30,6 +30,8 @@ class StepFigures:
         step_time: seconds that the step took on this rank.
         data_time: seconds of it that the slowest rank waited for its packs.
         bytes_read: bytes that all ranks together asked from shards.
+        cached_bytes: bytes of these that came from the nodes' caches.
+        retries: requests to a store that followed others which failed or were slow.
         lr: learning rate.
         epoch: epoch of the packs, from 0.
         packs: ids of the packs, in the order of the epoch.
@@ -54,6 +56,8 @@ class StepFigures:
     step_time: float
     data_time: float
     bytes_read: int
+    cached_bytes: int
+    retries: int
     lr: float
     epoch: int
     packs: list[int]
@@ -100,6 +104,8 @@ def step_figures(
         step_time=seconds,
         data_time=totals.data_time,
         bytes_read=totals.bytes_read,
+        cached_bytes=totals.cached_bytes,
+        retries=totals.retries,
         lr=lr,
         epoch=epoch,
         packs=totals.packs,

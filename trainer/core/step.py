@@ -31,6 +31,8 @@ class Totals:
         loss_weight: sum of the weights.
         tokens: tokens without padding.
         bytes_read: bytes asked from shards.
+        cached_bytes: bytes of these that came from the nodes' caches.
+        retries: requests to a store that followed others which failed or were slow.
         data_time: seconds that the slowest rank waited for its packs.
         grad_norm: norm of the gradient of ``loss_sum``.
         stop: whether a rank was asked to stop.
@@ -45,6 +47,8 @@ class Totals:
     loss_weight: float
     tokens: int
     bytes_read: int
+    cached_bytes: int
+    retries: int
     data_time: float
     grad_norm: float
     stop: bool
@@ -65,6 +69,8 @@ class LocalTotals:
         tokens: of the same, without padding.
         rewards: further sums of the loss.
         bytes_read: asked from shards.
+        cached_bytes: of these, from the node's cache.
+        retries: of requests to a store.
         data_time: seconds that it waited for packs.
         work: operations, where somebody counts them.
         compute_time: processor seconds of forward and backward passes.
@@ -77,6 +83,8 @@ class LocalTotals:
     tokens: Float64[Tensor, ""]
     rewards: Float64[Tensor, "sums"]
     bytes_read: int = 0
+    cached_bytes: int = 0
+    retries: int = 0
     data_time: float = 0.0
     work: float = 0.0
     compute_time: float = 0.0
@@ -105,6 +113,8 @@ class LocalTotals:
             self.rewards = self.rewards + rewards
         self.tokens = self.tokens + (batch.doc_ids[batch.positions] >= 0).sum()
         self.bytes_read += batch.bytes_read
+        self.cached_bytes += batch.reads.get("cached_bytes", 0)
+        self.retries += batch.reads.get("retries", 0)
         self.units += len(batch.units)
         self.packs.append(batch.pack_id)
 
@@ -130,7 +140,8 @@ def join_totals(
         stop: whether this rank was asked to stop.
     """
     device = local.loss_sum.device
-    here = [local.bytes_read, local.data_time, stop, local.units, local.work, local.compute_time, *local.packs]
+    read = [local.bytes_read, local.cached_bytes, local.retries]
+    here = [*read, local.data_time, stop, local.units, local.work, local.compute_time, *local.packs]
     counted = to_device(torch.tensor(here, dtype=torch.float64), device)
     of_gradients = to_device(_squares(parameters), device)
     measured = torch.stack([local.loss_sum, local.loss_weight, local.tokens, of_gradients])
@@ -141,12 +152,14 @@ def join_totals(
     loss_sum, loss_weight, tokens, squares, *others = zip(*ranks, strict=True)
     n_rewards = len(local.rewards)
     rewards, others = others[:n_rewards], others[n_rewards:]
-    bytes_read, data_time, stops, units, work, compute_times, *packs = others
+    bytes_read, cached_bytes, retries, data_time, stops, units, work, compute_times, *packs = others
     return Totals(
         loss_sum=sum(loss_sum),
         loss_weight=sum(loss_weight),
         tokens=int(sum(tokens)),
         bytes_read=int(sum(bytes_read)),
+        cached_bytes=int(sum(cached_bytes)),
+        retries=int(sum(retries)),
         data_time=max(data_time),
         grad_norm=sum(squares[rank] for rank in replica) ** 0.5,
         stop=any(stops),

@@ -71,6 +71,8 @@ class RankBatch:
         not_causal: why the mask is not plain causal attention inside these sequences; empty where it is.
         cp_rank: this rank.
         bytes_read: bytes asked from the shard for this batch.
+        reads: from a store or through a cache: ``requests``, ``retries`` after ones that failed or were slow,
+            ``fetched_bytes`` that the store sent, and ``cached_bytes`` of the node's cache. Empty for a local dataset.
         state: for ``PackedDataset.load_state_dict``, to continue after this step. It is correct however far a
             ``DataLoader`` has read ahead.
         tiles: the tiles that this rank's attention will compute, as the loader's ``list_tiles`` lists them where the
@@ -112,6 +114,7 @@ class RankBatch:
     cp_rank: int
     bytes_read: int
     state: dict[str, Any]
+    reads: Mapping[str, int] = field(default_factory=dict)
     tiles: Any = None
     levels: dict[str, Tensor] | None = None
     columns: Mapping[str, Shaped[Tensor, "local ..."]] = field(default_factory=dict)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from preshard.schemas.files.printed import several
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.order import EndlessEpochs, Stream
-from preshard.trainer.data.position import Position
+from preshard.trainer.data.position import Position, Step
 from preshard.trainer.data.reader import PackReader, RankPart
 from preshard.trainer.extras import load_extra
 
@@ -64,6 +65,10 @@ class PackedDataset(IterableDataset[RankBatch]):
         tail: packs at an epoch's end that fill no step: ``wrap`` joins them with the next epoch's first ones, ``drop``
             leaves them out, where there is one dataset.
         filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
+        cache_dir: a folder on this node's disk in which all of its processes keep what they read, across runs.
+        cache_limit: bytes that it may take, as a number or a text such as ``500GB``.
+        ahead: packs that this process reads ahead, in threads, while others are used; by default two from a store or
+            through a cache, and none from a disk. A loader's worker does so too.
 
     Raises:
         ReaderError: a rank or weight is out of range, datasets to be mixed were packed for different models or lengths
@@ -87,12 +92,17 @@ class PackedDataset(IterableDataset[RankBatch]):
         epoch: int = 0,
         tail: Literal["wrap", "drop"] = "wrap",
         filesystem: FileSystem | None = None,
+        cache_dir: str | Path | None = None,
+        cache_limit: int | str | None = None,
+        ahead: int | None = None,
     ) -> None:
         part = RankPart(scheme=layout, ulysses_degree=ulysses_degree, ring_degree=ring_degree, cp_rank=cp_rank)
+        cache = {} if cache_dir is cache_limit is None else {"cache_dir": cache_dir, "cache_limit": cache_limit}
         given = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
         if not given:
             raise ReaderError("no dataset given; give at least one path with its weight")
-        self.readers = [PackReader(each, part, filesystem) for each, _ in given]
+        self.readers = [PackReader(each, part, filesystem, **cache) for each, _ in given]
+        self._ahead = load_extra("store").AHEAD if ahead is None and self.readers[0].files.store else ahead or 0
         self.split = self.readers[0].split
         _check_rank("dp_rank", dp_rank, "dp_size", dp_size)
         _check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", self.split.cp_size)
@@ -183,11 +193,11 @@ class PackedDataset(IterableDataset[RankBatch]):
         self._position.load_state_dict(state)
 
     def __iter__(self) -> Iterator[RankBatch]:
-        return self._position.iterate(self._read, endless=False)
+        return self._position.iterate(self._read_steps, endless=False)
 
     def stream(self) -> Iterator[RankBatch]:
         """Iterates without end: one epoch after another. Workers share the whole stream, not each epoch."""
-        return self._position.iterate(self._read, endless=True)
+        return self._position.iterate(self._read_steps, endless=True)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -202,11 +212,18 @@ class PackedDataset(IterableDataset[RankBatch]):
             step: of the epoch, from 0 and below ``steps_per_epoch``.
         """
         epoch, position = self._order.place_of_step(epoch, step, self.dp_size)
-        return self._read(step, epoch, position, self._position.state_at(epoch, position + self.dp_size))
+        return self._call(Step(step, epoch, position, self._position.state_at(epoch, position + self.dp_size)))()
 
-    def _read(self, step: int, epoch: int, position: int, state: dict[str, Any]) -> RankBatch:
-        dataset, pack_id = self._order.place(epoch, position + self.dp_rank)
-        return self.readers[dataset].read(pack_id, dataset=dataset, step=step, state=state)
+    def _read_steps(self, steps: Iterator[Step]) -> Iterator[tuple[Step, RankBatch]]:
+        calls = ((step, self._call(step)) for step in steps)
+        if self._ahead:
+            found: Iterator[tuple[Step, RankBatch]] = load_extra("store").read_ahead(calls, self._ahead)
+            return found
+        return ((step, call()) for step, call in calls)
+
+    def _call(self, step: Step) -> Callable[[], RankBatch]:
+        dataset, pack_id = self._order.place(step.epoch, step.position + self.dp_rank)
+        return partial(self.readers[dataset].read, pack_id, dataset=dataset, step=step.number, state=step.state)
 
     def lend(self) -> PackedDataset:
         """A copy to read from, after which this one's ``state_dict`` is refused: it does not know how far."""
@@ -234,12 +251,8 @@ def _stream(readers: Sequence[PackReader], weights: Sequence[float], seed: int, 
             epochs = load_extra("separate_epochs").SeparateEpochs
             return epochs(sizes[0], window=windows[0], seed=seed, phases=phases[0]), ids[0]
         return EndlessEpochs(sizes, windows=windows, shares=[1], seed=seed, phases=phases), ids[0]
-    if tail == "drop":
-        raise ReaderError("tail is 'drop', and a mixture of datasets has no epoch that ends: leave it out")
-    mixture = load_extra("mixture")
-    mixture.check_alike([(reader.files.location, reader.files.manifest) for reader in readers])
-    shares: list[int] = mixture.whole_shares(weights)
-    name = " + ".join(f"{share} x {each}" for share, each in zip(shares, ids, strict=True))
+    located = [(reader.files.location, reader.files.manifest) for reader in readers]
+    shares, name = load_extra("mixture").weighed(located, weights, tail)
     return EndlessEpochs(sizes, windows=windows, shares=shares, seed=seed, phases=phases), name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, SHARDS, ManifestHead
 from preshard.schemas.read_config import ReadConfig, read_config
 from preshard.trainer.data.pack_index import PACKS_TABLE, WHOLE_TABLE, PackIndex
+from preshard.trainer.extras import load_extra
 
 OPEN_SHARDS = 16
 """Shards kept open at once. An epoch's order soon returns to a shard, since groups of packs lie together."""
@@ -40,6 +42,7 @@ class DatasetFiles:
     Args:
         path: the dataset's folder, a path or a URI that pyarrow opens (``s3://bucket/dataset``).
         filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
+        cache: ``cache_dir`` and ``cache_limit``, as of ``PackedDataset``.
 
     Raises:
         ManifestMissing: there is no ``manifest.json``: the folder is not a dataset, or its job has not finished.
@@ -47,15 +50,24 @@ class DatasetFiles:
         ReaderError: no filesystem opens the URI.
     """
 
-    def __init__(self, path: str | Path, filesystem: fs.FileSystem | None = None) -> None:
+    def __init__(self, path: str | Path, filesystem: fs.FileSystem | None = None, **cache: Any) -> None:
         self.location = str(path)
         self._filesystem, self._root = (filesystem, self.location) if filesystem else self._located()
         self._open: OrderedDict[str, pa.NativeFile] = OrderedDict()
         self.bytes_read = 0
+        self.store: Any = None
+        if cache or not isinstance(self._filesystem, fs.LocalFileSystem):
+            self.store = load_extra("store").open_store(self, self._filesystem, self._root, **cache)
+        self.manifest: ManifestHead = self._persist(self._read_manifest)
+        self.config: ReadConfig = read_config(self.manifest)
+
+    def _persist(self, call: Callable[[], Any]) -> Any:
+        return call() if self.store is None else self.store.persist(call)
+
+    def _read_manifest(self) -> ManifestHead:
         why = ": not a dataset, or packing has not finished"
         with self._open_file(MANIFEST, ManifestMissing, why, LARGEST_MANIFEST) as file:
-            self.manifest: ManifestHead = read_manifest_head(file, MANIFEST)
-        self.config: ReadConfig = read_config(self.manifest)
+            return read_manifest_head(file, MANIFEST)
 
     def _located(self) -> tuple[fs.FileSystem, str]:
         try:
@@ -78,6 +90,9 @@ class DatasetFiles:
             TableInvalid: it is not Parquet with the format's columns.
             ReaderError: no folder holds the places of a large dataset's packs.
         """
+        return self._persist(self._packs)
+
+    def _packs(self) -> PackIndex:
         entry = self.manifest.table(PACKS_TABLE)
         if entry.bytes > WHOLE_TABLE:
             with self.open_packs() as file:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
-from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
@@ -18,8 +16,18 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.order import Stream
 from preshard.trainer.extras import load_extra
 
-ReadPack = Callable[[int, int, int, dict[str, Any]], RankBatch]
-"""Reads the pack of a step: called with the step, the epoch and position where it begins, and the state after it."""
+
+class Step(NamedTuple):
+    """A step of a pass, the epoch and position where it begins, and the state after it."""
+
+    number: int
+    epoch: int
+    position: int
+    state: dict[str, Any]
+
+
+ReadSteps = Callable[[Iterator[Step]], Iterator[tuple[Step, RankBatch]]]
+"""Reads the packs of steps, one after the other."""
 
 LEFT = (
     "the loader's last iteration was left in the middle, and what its persistent workers had read ahead is lost: call "
@@ -34,16 +42,6 @@ LENT = (
     "RankBatch.state of the last batch, or the state_dict() of a StatefulDataLoader"
 )
 
-FEEDER = "QueueFeederThread"
-"""Name that ``multiprocessing`` gives to the thread that sends what a process has put into a queue."""
-
-LONGEST_WAIT = 1.0
-"""Seconds that an ending worker waits for what it is sending. A loader that is gone takes nothing any more; then the
-thread waits in a system call, where its end does no harm."""
-
-AFTER_QUEUES_CLOSE = 5
-"""Priority of a finaliser that runs after those that close the queues (10)."""
-
 
 class Share(NamedTuple):
     """Number of this worker, from 0, and number of workers: of n, it reads every n-th step."""
@@ -56,23 +54,6 @@ def worker_share() -> Share | None:
     """The share of the worker process that this is; None outside of workers."""
     worker = get_worker_info()
     return None if worker is None else Share(worker.id, worker.num_workers)
-
-
-def finish_sending_at_exit() -> None:
-    """Makes this worker wait, as it ends, for what it is sending."""
-    Finalize(None, let_feeders_end, exitpriority=AFTER_QUEUES_CLOSE)
-
-
-def let_feeders_end() -> None:
-    """Waits until the worker's last batches are sent.
-
-    torch's worker ends without waiting for the thread that sends them. Python then ends that thread wherever it next
-    asks for the interpreter, and inside torch's C++ that aborts the process: "terminate called without an active
-    exception".
-    """
-    for thread in threading.enumerate():
-        if thread.name == FEEDER:
-            thread.join(LONGEST_WAIT)
 
 
 class Board:
@@ -180,34 +161,12 @@ class Position:
         return {**worker._asdict(), "dp_size": self._dp_size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        mine = self._share(worker_share())
-        if worker_share() is None and not {"_snapshot", "_sampler_iter_yielded"}.isdisjoint(state):
-            state = load_extra("loader_states").joined(state, self._order, self._name)
-        given = {name: value for name, value in state.items() if name in ("worker", "workers", "dp_size")}
-        if given != mine:
-            raise ReaderError(
-                f"state is of {_words(given)}, not of {_words(mine)}: resume with the same num_workers and dp_size, or "
-                "load a RankBatch.state, which fits any, before the loader starts its workers"
-            )
-        fields = [*self.state_at(0, 0), *(["steps"] if given else [])]
-        missing = [name for name in fields if name not in state]
-        if missing:
-            raise ReaderError(f"state has no {missing[0]}; pass what state_dict() or RankBatch.state returned")
-        for name, value in self._name.items():
-            if state[name] != value:
-                raise ReaderError(
-                    f"state is of {name} {state[name]!r}, not {value!r}: open that one, as the position means other "
-                    "packs here"
-                )
-        for name in fields[len(self._name) :]:
-            value, most = state[name], self._order.n_packs if name == "position" else None
-            if type(value) is not int or value < 0 or (most is not None and value > most):
-                limit = "a whole number from 0" if most is None else f"from 0 to {most}, the dataset's number of packs"
-                raise ReaderError(f"state's {name} is {value!r}; it must be {limit}: take a state as it was returned")
-        self._set(*self._order.normal(state["epoch"], state["position"]))
-        self._given, self._just_loaded = state.get("steps", 0), True
+        share = None if worker_share() is None else self._share(worker_share())
+        epoch, position, steps = load_extra("loader_states").checked(state, self._order, self._name, share)
+        self._set(*self._order.normal(epoch, position))
+        self._given, self._just_loaded = steps, True
 
-    def iterate(self, read: ReadPack, *, endless: bool) -> Iterator[RankBatch]:
+    def iterate(self, read: ReadSteps, *, endless: bool) -> Iterator[RankBatch]:
         """This process's share of the steps from the current position on."""
         self._own()
         if (worker := worker_share()) is None:
@@ -217,7 +176,7 @@ class Position:
         first = worker.worker + worker.workers * self._given
         return self.steps(read, first, worker.workers, endless=endless)
 
-    def _iterate_alone(self, read: ReadPack, endless: bool) -> Iterator[RankBatch]:
+    def _iterate_alone(self, read: ReadSteps, endless: bool) -> Iterator[RankBatch]:
         self._go_to(*self._at)
         yield from self.steps(read, 0, 1, endless=endless)
 
@@ -227,7 +186,7 @@ class Position:
         Returns:
             Whether persistent workers had left one in the middle, and the dataset has not been set since.
         """
-        finish_sending_at_exit()
+        load_extra("threads").finish_sending_at_exit()
         self._follow(worker)
         self._board.lend()
         if self._ended:
@@ -242,32 +201,36 @@ class Position:
             self._go_to(*self._at)
         self._worker, self._seen = worker, self._board.times
 
-    def steps(self, read: ReadPack, first: int, every: int, *, endless: bool) -> Iterator[RankBatch]:
+    def steps(self, read: ReadSteps, first: int, every: int, *, endless: bool) -> Iterator[RankBatch]:
         running = self._running = object()
         self._just_loaded = False
-        step, (epoch, begin) = first, self._begin
-        if self._given and not endless and step >= len(self) + every:
+        if self._given and not endless and first >= len(self) + every:
             raise ReaderError(
                 f"state's steps are {self._given}, more than a pass has: it is of a PackStream, not of this"
             )
-        while True:
-            steps = self._order.steps_left(begin, self._dp_size)
-            while step < steps:
-                at = begin + step * self._dp_size
-                batch = read(step, epoch, at, self.state_at(epoch, at + self._dp_size))
-                self._given, self._at = self._given + 1, (epoch, at + self._dp_size)
-                yield batch
-                if self._running is not running or self._was_set_elsewhere():
-                    raise ReaderError(MOVED)
-                step += every
-            step -= steps
-            epoch, begin = self._order.next_pass(epoch, begin + steps * self._dp_size)
-            if not endless:
-                break
+        epoch, begin = self._order.next_pass(self._begin[0], self._begin[1] + len(self) * self._dp_size)
+        for step, batch in read(self._places(first, every, endless)):
+            self._given, self._at = self._given + 1, (step.epoch, step.position + self._dp_size)
+            yield batch
+            if self._running is not running or self._was_set_elsewhere():
+                raise ReaderError(MOVED)
         if self._worker is None:
             self._go_to(epoch, begin)
         else:  # a state is still one of this pass, in which other workers are
             self._running, self._ended = None, True
+
+    def _places(self, number: int, every: int, endless: bool) -> Iterator[Step]:
+        epoch, begin = self._begin
+        while True:
+            steps = self._order.steps_left(begin, self._dp_size)
+            while number < steps:
+                at = begin + number * self._dp_size
+                yield Step(number, epoch, at, self.state_at(epoch, at + self._dp_size))
+                number += every
+            if not endless:
+                return
+            number -= steps
+            epoch, begin = self._order.next_pass(epoch, begin + steps * self._dp_size)
 
     def _was_set_elsewhere(self) -> bool:
         """Whether the dataset that this copy reads for has since been set to where this copy did not begin."""
@@ -306,9 +269,3 @@ def _refused(why: str) -> Iterator[RankBatch]:
     """Fails at its first step: only there does torch's worker hand an error on to the loop."""
     yield from ()
     raise ReaderError(why)
-
-
-def _words(share: dict[str, Any]) -> str:
-    return (
-        "worker {worker} of {workers} at dp_size {dp_size}".format(**share) if len(share) == 3 else "all packs so far"
-    )

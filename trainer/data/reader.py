@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +123,15 @@ class PackReader:
         path: the dataset's folder, a path or a URI that pyarrow opens.
         part: what this rank reads of a pack.
         filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
+        cache: as of :class:`DatasetFiles`.
 
     Raises:
         ReaderError: the dataset neither has the layout nor lets it be derived.
         FormatError: the manifest or ``packs.parquet`` is missing or breaks the format.
     """
 
-    def __init__(self, path: str | Path, part: RankPart, filesystem: FileSystem | None = None) -> None:
-        self.files = DatasetFiles(path, filesystem)
+    def __init__(self, path: str | Path, part: RankPart, filesystem: FileSystem | None = None, **cache: Any) -> None:
+        self.files = DatasetFiles(path, filesystem, **cache)
         self.config = self.files.config
         self.split = plan_split(
             self.config, layout=part.scheme, ring_degree=part.ring_degree, ulysses_degree=part.ulysses_degree
@@ -144,13 +146,19 @@ class PackReader:
         Raises:
             FormatError: the sample's bytes break the format.
         """
-        place, before, part = self.packs[pack_id], self.files.bytes_read, self._part
-        manifest = self.files.manifest
-        header = read_header(self.files, place, self.config, manifest.axes)
+        read = partial(self._read, dataset=dataset, step=step, state=state)
+        if self.files.store is None:
+            return read(self.files, self.packs[pack_id])
+        batch: RankBatch = self.files.store.read_pack(self.packs, pack_id, read, whole=self.split.cp_size == 1)
+        return batch
+
+    def _read(self, files: DatasetFiles, place: PackPlace, **given: Any) -> RankBatch:
+        before, part, manifest = files.bytes_read, self._part, self.files.manifest
+        header = read_header(files, place, self.config, manifest.axes)
         layout = token_layout(header, self.split, self.config, place.where)
         edges = crop_edges(header.head, self.split, place.where, shares_crops=manifest.shares_crops)
         pixels, picture_sizes = read_crops(
-            self.files,
+            files,
             place,
             header.head,
             range(int(edges.crops[part.cp_rank]), int(edges.crops[part.cp_rank + 1])),
@@ -166,10 +174,9 @@ class PackReader:
         )
         sequences = load_extra("sequences").find_sequences(header.sequence.mask)
         return RankBatch(
-            pack_id=pack_id,
-            dataset=dataset,
+            pack_id=place.pack_id,
             key=place.key,
-            step=step,
+            **given,
             **_local(header.sequence, torch.from_numpy(positions)),
             doc_ids=torch.from_numpy(header.sequence.doc_ids),
             branch_ids=torch.from_numpy(header.sequence.branch_ids),
@@ -191,8 +198,7 @@ class PackReader:
             padded_seq_edges=torch.from_numpy(padded_seq_edges(header.head, self.config.seq_len, place.where)),
             not_causal=sequences.not_causal,
             cp_rank=part.cp_rank,
-            bytes_read=self.files.bytes_read - before,
-            state=state,
+            bytes_read=files.bytes_read - before,
         )
 
 

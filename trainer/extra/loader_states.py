@@ -1,4 +1,4 @@
-"""Positions from the whole states of torchdata's loaders."""
+"""Positions that states name, checked; those of torchdata's loaders among them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,53 @@ from typing import Any
 from preshard.schemas.errors import ReaderError
 from preshard.schemas.files.printed import several
 from preshard.trainer.data.order import Stream
+
+
+def checked(
+    state: dict[str, Any], order: Stream, name: Mapping[str, Any], share: dict[str, int] | None
+) -> tuple[int, int, int]:
+    """Epoch and position that a state names, and the steps that a worker has given from there.
+
+    Args:
+        state: what was saved.
+        order: the stream of packs.
+        name: what the state must agree in.
+        share: of the worker that loads it, by which a state names one of several; None outside of workers.
+
+    Raises:
+        ReaderError: it is no such state, of something else, or of another worker.
+    """
+    if share is None and not {"_snapshot", "_sampler_iter_yielded"}.isdisjoint(state):
+        state = joined(state, order, name)
+    mine = share or {}
+    given = {key: value for key, value in state.items() if key in ("worker", "workers", "dp_size")}
+    if given != mine:
+        raise ReaderError(
+            f"state is of {_words(given)}, not of {_words(mine)}: resume with the same num_workers and dp_size, or "
+            "load a RankBatch.state, which fits any, before the loader starts its workers"
+        )
+    numbers = ["epoch", "position", *(["steps"] if given else [])]
+    missing = [key for key in (*name, *numbers) if key not in state]
+    if missing:
+        raise ReaderError(f"state has no {missing[0]}; pass what state_dict() or RankBatch.state returned")
+    for key, value in name.items():
+        if state[key] != value:
+            raise ReaderError(
+                f"state is of {key} {state[key]!r}, not {value!r}: open that one, as the position means other "
+                "packs here"
+            )
+    for key in numbers:
+        value, most = state[key], order.n_packs if key == "position" else None
+        if type(value) is not int or value < 0 or (most is not None and value > most):
+            limit = "a whole number from 0" if most is None else f"from 0 to {most}, the dataset's number of packs"
+            raise ReaderError(f"state's {key} is {value!r}; it must be {limit}: take a state as it was returned")
+    return state["epoch"], state["position"], state["steps"] if given else 0
+
+
+def _words(share: Mapping[str, Any]) -> str:
+    return (
+        "worker {worker} of {workers} at dp_size {dp_size}".format(**share) if len(share) == 3 else "all packs so far"
+    )
 
 
 def joined(state: dict[str, Any], order: Stream, name: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,20 @@ SAME_INPUTS = ("axes", "merge", "row_ids", "group_ids", "bidirectional", "settin
 another chat template."""
 
 
+def weighed(datasets: Sequence[tuple[str, ManifestHead]], weights: Sequence[float], tail: str) -> tuple[list[int], str]:
+    """Whole shares of datasets that can be mixed, and the name of the mixture in a state.
+
+    Raises:
+        ReaderError: they cannot be, a weight is none, or the mixture is to have an end.
+    """
+    if tail == "drop":
+        raise ReaderError("tail is 'drop', and a mixture of datasets has no epoch that ends: leave it out")
+    check_alike(datasets)
+    shares = whole_shares(weights)
+    ids = [manifest.dataset_id for _, manifest in datasets]
+    return shares, " + ".join(f"{share} x {each}" for share, each in zip(shares, ids, strict=True))
+
+
 def check_alike(datasets: Sequence[tuple[str, ManifestHead]]) -> None:
     """Checks that datasets, each with its location, hold packs of one length for one model, and that none comes twice.
 

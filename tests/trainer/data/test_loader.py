@@ -22,7 +22,7 @@ from preshard.schemas.errors import MembersInvalid
 from preshard.trainer.data.batch import ON_HOST, RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import PackStream, make_loader
-from preshard.trainer.data.position import FEEDER, LONGEST_WAIT, let_feeders_end
+from preshard.trainer.extra.threads import FEEDER, LONGEST_WAIT, let_feeders_end
 
 IdsOnly = Callable[[PackedDataset], PackedDataset]
 

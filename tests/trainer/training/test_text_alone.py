@@ -28,7 +28,7 @@ pytestmark = pytest.mark.process
 def totals(units: int) -> Totals:
     figures: dict[str, Any] = dict.fromkeys(("loss_sum", "loss_weight", "grad_norm"), 1.0)
     none: dict[str, Any] = {"packs": [], "work": [], "compute_times": [], "rewards": [], "stop": False}
-    return Totals(**figures, **none, tokens=1, bytes_read=0, data_time=0.0, units=units)
+    return Totals(**figures, **none, tokens=1, bytes_read=0, cached_bytes=0, retries=0, data_time=0.0, units=units)
 
 
 def test_a_step_without_images_passes_the_encoder_by() -> None:

@@ -119,8 +119,8 @@ def test_torchrun_trains_as_one_process_does_until_a_signal_ends_it(
     one = gloo_pool.run(train_whole, {**model_beside(lessons), **common, "device": "cpu"}, 2)[0]
     for ours, theirs in zip(both[:2], one, strict=True):
         assert " ".join(ours) == (
-            "step loss grad_norm tokens loss_weight step_time data_time bytes_read lr epoch packs tokens_per_second "
-            "tflops predicted_work compute_times predicted_imbalance measured_imbalance eval_loss"
+            "step loss grad_norm tokens loss_weight step_time data_time bytes_read cached_bytes retries lr epoch packs "
+            "tokens_per_second tflops predicted_work compute_times predicted_imbalance measured_imbalance eval_loss"
         )
         assert len(ours["predicted_work"]) == len(ours["compute_times"]) == 2
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
