@@ -70,5 +70,16 @@ def demo_in(folder: Path, dataset: Path) -> None:
 def run_to_its_end(program: str) -> None:
     defined: dict[str, object] = {"__name__": "__main__" if GUARD in program else "program"}
     exec(compile(program.replace(*IN_PROCESS), "program", "exec"), defined)
-    results = {"answers", "device_mesh", "resume_from", "embedded", "step", "crops", "packs", "exchange", "out"}
+    results = {
+        "answers",
+        "device_mesh",
+        "resume_from",
+        "embedded",
+        "step",
+        "crops",
+        "packs",
+        "exchange",
+        "out",
+        "reads",
+    }
     assert (results | {"batch"} if GUARD in program else results) & defined.keys(), "it came to its last line's result"

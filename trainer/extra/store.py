@@ -66,7 +66,7 @@ LASTING = (
     "HTTP status 403",
     "HTTP status 404",
 )
-"""What errors of a store say that are the same the next time."""
+"""Words of errors that are the same the next time."""
 
 
 class Store:
@@ -275,7 +275,7 @@ class PackRanges:
         self._sample: bytes | None = None
 
     def read_range(self, shard: str, offset: int, size: int) -> bytes:
-        """As ``DatasetFiles.read_range``."""
+        """Exactly ``size`` bytes of a shard from ``offset``: ``DatasetFiles.read_range`` for this pack."""
         place = self._place
         if not self._whole:
             return self._ask(shard, offset, size)
@@ -296,7 +296,7 @@ class PackRanges:
 def open_store(
     files: Any, filesystem: fs.FileSystem, root: str, cache_dir: Any = None, cache_limit: int | str | None = None
 ) -> Store | None:
-    """What reads the ranges of a dataset; None where they are this machine's files, and no cache is asked for.
+    """The reads of a dataset's ranges; None where they are this machine's files, and no cache is asked for.
 
     Raises:
         ReaderError: a cache without a limit, a limit without a cache, or one that is no size.
