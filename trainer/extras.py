@@ -13,6 +13,7 @@ EXTRAS = {
     "loader_states": "what is read: positions that were saved, by torchdata's loaders too",
     "mixture": "what is read: several datasets as one stream, by their weights",
     "range_cache": "what is read: ranges of a store that a node keeps for all of its processes",
+    "selection": "what is read: packs by what their documents are, and single ones",
     "separate_epochs": "what is read: epochs that leave out packs which fill no step",
     "shared_places": "what is read: places of a large dataset's packs, in a file that processes share",
     "store": "what is read: ranges of a store, asked for again where it fails, and ahead",

@@ -81,5 +81,6 @@ def run_to_its_end(program: str) -> None:
         "exchange",
         "out",
         "reads",
+        "state",
     }
     assert (results | {"batch"} if GUARD in program else results) & defined.keys(), "it came to its last line's result"

@@ -109,9 +109,8 @@ class PackedDataset(IterableDataset[RankBatch]):
         advice = next((reader.split.advice for reader in self.readers if reader.split.advice), "")
         if advice and dp_rank == cp_rank == 0:
             warnings.warn(advice, stacklevel=2)
-        self.dp_rank, self.dp_size = dp_rank, dp_size
+        self.dp_rank, self.dp_size, self.seed = dp_rank, dp_size, seed
         self.cp_rank, self.cp_size = cp_rank, self.split.cp_size
-        self.seed = seed
         self._order, self.dataset_id = _stream(self.readers, [weight for _, weight in given], seed, tail)
         if self.n_packs < dp_size:
             raise ReaderError(
@@ -214,12 +213,41 @@ class PackedDataset(IterableDataset[RankBatch]):
         epoch, position = self._order.place_of_step(epoch, step, self.dp_size)
         return self._call(Step(step, epoch, position, self._position.state_at(epoch, position + self.dp_size)))()
 
+    def __getitem__(self, pack: int | tuple[int, int]) -> RankBatch:
+        """This rank's part of a pack by its number, wherever the dataset is: ``dataset[812]``, or in a mixture
+        ``dataset[1, 812]``. Its ``state`` is empty.
+
+        Raises:
+            IndexError: there is no such pack.
+        """
+        batch: RankBatch = load_extra("selection").read_pack(self, pack)
+        return batch
+
+    def select(self, where: str, *, every: bool = False) -> PackedDataset:
+        """A view of the packs with a document for which an expression is true, with an order and position of its own.
+
+        It begins in this dataset's epoch, and its states fit the same packs alone. Packs are shuffled one by one, so
+        steps are not even. Reads all of ``documents.parquet``.
+
+        Args:
+            where: an expression of DuckDB over the columns of ``documents.parquet`` and of joined ones, such as
+                ``source = 'video_qa' and quality > 0.5``.
+            every: whether it must be true for every document of a pack.
+
+        Raises:
+            ReaderError: DuckDB is not installed or does not take the expression, fewer packs than ``dp_size`` are left,
+                or this is a mixture.
+            FormatError: the tables break the format.
+        """
+        view: PackedDataset = load_extra("selection").select(self, where, every=every)
+        return view
+
     def _read_steps(self, steps: Iterator[Step]) -> Iterator[tuple[Step, RankBatch]]:
         calls = ((step, self._call(step)) for step in steps)
-        if self._ahead:
-            found: Iterator[tuple[Step, RankBatch]] = load_extra("store").read_ahead(calls, self._ahead)
-            return found
-        return ((step, call()) for step, call in calls)
+        if not self._ahead:
+            return ((step, call()) for step, call in calls)
+        found: Iterator[tuple[Step, RankBatch]] = load_extra("store").read_ahead(calls, self._ahead)
+        return found
 
     def _call(self, step: Step) -> Callable[[], RankBatch]:
         dataset, pack_id = self._order.place(step.epoch, step.position + self.dp_rank)
@@ -227,14 +255,14 @@ class PackedDataset(IterableDataset[RankBatch]):
 
     def lend(self) -> PackedDataset:
         """A copy to read from, after which this one's ``state_dict`` is refused: it does not know how far."""
-        return self._with(self._position.lend())
+        return self._with(_position=self._position.lend())
 
     def __copy__(self) -> PackedDataset:
-        return self._with(copy.copy(self._position))
+        return self._with(_position=copy.copy(self._position))
 
-    def _with(self, position: Position) -> PackedDataset:
+    def _with(self, **changed: Any) -> PackedDataset:
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, _position=position)
+        other.__dict__.update(self.__dict__, **changed)
         return other
 
 

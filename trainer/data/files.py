@@ -55,9 +55,8 @@ class DatasetFiles:
         self._filesystem, self._root = (filesystem, self.location) if filesystem else self._located()
         self._open: OrderedDict[str, pa.NativeFile] = OrderedDict()
         self.bytes_read = 0
-        self.store: Any = None
-        if cache or not isinstance(self._filesystem, fs.LocalFileSystem):
-            self.store = load_extra("store").open_store(self, self._filesystem, self._root, **cache)
+        plain = not cache and isinstance(self._filesystem, fs.LocalFileSystem)
+        self.store = None if plain else load_extra("store").open_store(self, self._filesystem, self._root, **cache)
         self.manifest: ManifestHead = self._persist(self._read_manifest)
         self.config: ReadConfig = read_config(self.manifest)
 

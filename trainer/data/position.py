@@ -173,8 +173,7 @@ class Position:
             return self._iterate_alone(read, endless)
         if self._enter(worker):
             return _refused(LEFT)
-        first = worker.worker + worker.workers * self._given
-        return self.steps(read, first, worker.workers, endless=endless)
+        return self.steps(read, worker.worker + worker.workers * self._given, worker.workers, endless=endless)
 
     def _iterate_alone(self, read: ReadSteps, endless: bool) -> Iterator[RankBatch]:
         self._go_to(*self._at)

@@ -83,7 +83,7 @@ class RangeCache:
     """
 
     def __init__(self, folder: str | Path, limit: int | str) -> None:
-        self._top, self._limit = Path(folder), read_size(limit)
+        self._top, self._limit = Path(folder).absolute(), read_size(limit)
         self._folder = self._top / f"ranges-{REVISION}"
         self._buckets, self._fault = 0, ""
         with self._harmless():
