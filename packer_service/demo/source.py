@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, metadata
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -200,8 +201,14 @@ def _write_rows(directory: Path, good: Sequence[Row]) -> dict[str, list[str]]:
         expected.setdefault(code, []).append(row["id"])
     lines.append(BROKEN_LINE)
     expected.setdefault("bad_row", []).append(f"{ROWS}:{len(lines)}")
-    (directory / ROWS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _put(directory / ROWS, ("\n".join(lines) + "\n").encode())
     return expected
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Writes a file that does not have this content: what was packed from a file that is written again is refused."""
+    if not path.exists() or path.read_bytes() != content:
+        path.write_bytes(content)
 
 
 def _write_inline(path: Path, photos: Sequence[DemoPhoto], expected: dict[str, list[str]]) -> int:
@@ -212,7 +219,9 @@ def _write_inline(path: Path, photos: Sequence[DemoPhoto], expected: dict[str, l
     bad: Row = {"id": bad_id, "source": "inline_qa", "messages": nothing}
     expected.setdefault("bad_image", []).append(bad_id)
     rows = [_in_parts(row) for row in (*good, bad)]
-    pq.write_table(pa.Table.from_pylist(rows, schema=_INLINE_SCHEMA), path, row_group_size=8)
+    with BytesIO() as content:
+        pq.write_table(pa.Table.from_pylist(rows, schema=_INLINE_SCHEMA), content, row_group_size=8)
+        _put(path, content.getvalue())
     return len(good)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from preshard.packer_service.plan.records import Figures
-from preshard.schemas.files.printed import plain, several
+from preshard.schemas.files.printed import LONGEST_LINE, cut, plain, several
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.sections import ImageBackend
 from preshard.schemas.sequence import IGNORE_INDEX
@@ -171,7 +171,8 @@ def print_document(document: ShownDocument, console: Console | None = None) -> N
 
 
 def _parts(document: ShownDocument, coloured: bool) -> Iterator[tuple[str, str]]:
-    yield plain(f"{document.location}  {document.doc_id}  (source {document.source})"), HEADING_STYLE
+    heading = f"{document.location}  {document.doc_id}  (source {document.source})"
+    yield cut(plain(heading), LONGEST_LINE // 2), HEADING_STYLE
     yield (f", reads as {document.form}" if document.form else ""), ""
     for number, medium in enumerate(document.media, start=1):
         yield f"\n{_described(number, medium)}", ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import av
 import pyarrow.parquet as pq
 import pytest
 
-from preshard.packer_service.demo import media
+from preshard.packer_service.demo import media, source
 from preshard.packer_service.demo.media import RECIPES, Clips, encode
 from preshard.packer_service.demo.source import EXPECTED, INLINE_ROWS, ROWS, write_demo_source
 from preshard.packer_service.ingest.document import Medium
@@ -128,6 +129,14 @@ def test_encoding_gives_the_same_bytes(demo: tuple[Path, dict[str, int], list[st
     with av.open(str(videos / "bikes_b_frames.mp4")) as container:
         ticks = [packet.pts for packet in container.demux(video=0) if packet.size]
     assert ticks != sorted(ticks), "no frame is stored out of order"
+
+
+def test_a_source_that_is_written_again_is_the_same_file(tmp_path: Path) -> None:
+    # Fails when `preshard demo-source` in a folder that was packed makes the next `make demo` refuse its dataset.
+    for content, changed in ((b"rows", True), (b"rows", False), (b"others", True)):
+        os.utime(tmp_path / ROWS, (0, 0)) if (tmp_path / ROWS).exists() else None
+        source._put(tmp_path / ROWS, content)
+        assert ((tmp_path / ROWS).read_bytes(), (tmp_path / ROWS).stat().st_mtime > 0) == (content, changed)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

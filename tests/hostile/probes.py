@@ -23,7 +23,9 @@ ADDRESS_BYTES, RESIDENT_BYTES = 6 << 30, 1 << 30
 """Address space and memory that a process may take beyond what the process had before."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e]")
-NAMES = re.compile(r"\.json|\.parquet|\.tar|\.idx|\.npz|\.jpg|\.jpeg|\.jinja|model/|shards|config\.|DATASET|SOURCE")
+NAMES = re.compile(
+    r"\.json|\.parquet|\.tar|\.idx|\.npz|\.jpg|\.jpeg|\.jinja|model/|shards|config\.|\.work|\.nv-meta|README|DATASET|SOURCE"
+)
 LONGEST = 1000
 
 Entry = Callable[[str, Path], None]

@@ -54,7 +54,7 @@ def test_a_fault_that_there_was_is_found_again(tiny_dataset: Path, fault: str) -
     """Fails when draws would not find that links are written through, arrays inflate without a limit, or a pipe is
     waited for.
     """
-    command = [sys.executable, str(SCRIPT), str(tiny_dataset), "--plant", fault, "--draws", "400"]
+    command = [sys.executable, str(SCRIPT), str(tiny_dataset), "--plant", fault, "--draws", "5000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{fault}: found by draw" in done.stdout

@@ -97,6 +97,9 @@ def test_loss_is_marked_with_and_without_colours() -> None:
     print_document(document(), Console(file=file, force_terminal=False))
     said = file.getvalue()
     assert "so ?⟦yes ! </s>⟧" in said
+    long = document().model_copy(update={"doc_id": "é" * 3000})
+    print_document(long, Console(file=(cut := io.StringIO()), force_terminal=False))
+    assert max(map(len, cut.getvalue().split("\n"))) < 1000, "ids are somebody's, too"
     assert "\n[video 1 at 1.50 s: 28 x 28, 2 x 2 patches, 2 rows, tokens 2 to 5]\n" in said
     assert "piece 2 of 2: 11 tokens, 3 under loss; 1 crop, 4 patches; positions 0 to 10; 5 tokens behind it" in said
     assert "video 1: a\\x1b[2J.mp4, 64 x 48 pixels, from 1 s, a frame in 28.1 s (max_frames; " in said

@@ -197,8 +197,14 @@ class ServedDataset:
         return numbers_of(self.column(table, name))
 
     def rows(self, table: str, wanted: Sequence[int] | np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Some rows of a table, as dictionaries of the given columns."""
+        """Some rows of a table, as dictionaries of the given columns.
+
+        Raises:
+            ProblemError: 409 the table has no such row, though others name it.
+        """
         places = np.asarray(wanted, np.int64)
+        if len(places) and places.max() >= self.n_rows(table):
+            raise damaged(self.name, f"{table} has no row {places.max()}")
         if self.n_rows(table) > self.whole_rows:
             return self._rows_of_groups(table, places, list(names))
         columns = [self.column(table, name).take(pa.array(places)).to_pylist() for name in names]

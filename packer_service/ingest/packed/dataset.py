@@ -328,7 +328,8 @@ class PackedDatasetSource:
         Raises:
             OSError: the file system failed; no document is at fault.
         """
-        missing = [pack_id for pack_id in dict.fromkeys(pack_ids) if pack_id not in self.recent]
+        wanted = (pack_id for pack_id in dict.fromkeys(pack_ids) if 0 <= pack_id < self.n_packs)
+        missing = [pack_id for pack_id in wanted if pack_id not in self.recent]
         places = [self._place(pack_id) for pack_id in missing[: CACHED_TOKENS // self.config.seq_len]]
         for place, data in zip(places, read_ranges([place.header for place in places]), strict=True):
             if data is not None:
@@ -336,6 +337,8 @@ class PackedDatasetSource:
                     self.recent[place.pack_id] = self._decoded(place, bytes(data))
 
     def _place(self, pack_id: int) -> _PackHead:
+        if not 0 <= pack_id < self.n_packs:
+            raise PackRowInvalid(f"{self.file.label}/packs.parquet", f"has no row of pack {pack_id}")
         row = self._packs.slice(pack_id, 1).to_pylist()[0]
         name, start = shard_name(pack_id // self.config.packs_per_shard), row["offset"]
         shard = join(self.file.uri, SHARDS, name)

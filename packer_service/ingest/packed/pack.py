@@ -17,7 +17,8 @@ from preshard.packer_service.packs.units import Units
 from preshard.packer_service.plan.cost import CostModel
 from preshard.schemas import VERSION
 from preshard.schemas.config import PackConfig
-from preshard.schemas.errors import FormatError, LayoutError, SampleHeadInvalid
+from preshard.schemas.errors import DocumentError, FormatError, LayoutError, SampleHeadInvalid
+from preshard.schemas.files.printed import several
 from preshard.schemas.header import SampleHead, Unit, read_member, stored_checksum
 from preshard.schemas.layout import TokenLayout, check_partition, segment_edges
 from preshard.schemas.manifest import UNIT_KINDS, ManifestHead
@@ -102,7 +103,14 @@ class StoredPack:
         )
 
     def document(self, number: int) -> RenderedDocument:
-        """One document (or a piece of one) by its number in the pack: arrays, units and crops in its own numbering."""
+        """One document (or a piece of one) by its number in the pack: arrays, units and crops in its own numbering.
+
+        Raises:
+            DocumentError: the pack has no such document, though a table says so.
+        """
+        if not 0 <= number < len(self.head.documents):
+            has = several(len(self.head.documents), "document")
+            raise DocumentError("bad_row", f"{self.where} has {has}, and no document {number}")
         span, sequence, model = self.head.documents[number], self.sequence, self.manifest.model
         own = slice(span.start, span.start + span.length)
         first, end = self.document_edges[number : number + 2]

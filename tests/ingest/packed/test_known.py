@@ -15,7 +15,7 @@ from preshard.packer_service.packs.pack import BuiltPack, KnownPack, build_pack
 from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.schemas.config import PackConfig
 from preshard.schemas.encode import encode_layouts, encode_sequence
-from preshard.schemas.errors import SampleHeadInvalid
+from preshard.schemas.errors import DocumentError, SampleHeadInvalid
 from preshard.schemas.header import SampleHead
 from preshard.schemas.members import LAYOUTS, SEQUENCE
 
@@ -114,6 +114,15 @@ def test_documents_count_their_own_units(source: PackedDatasetSource) -> None:
     for document in taken:
         own = document.unit_ids[document.unit_ids >= 0]
         assert own.tolist() == np.repeat(np.arange(len(document.units)), document.units.rows).tolist()
+
+
+def test_a_document_that_its_pack_does_not_have_is_rejected(source: PackedDatasetSource) -> None:
+    """Fails when a forged table of documents ends in an error of Python's list."""
+    has = len(source.pack(0).head.documents)
+    with pytest.raises(DocumentError, match=rf"preshard-000000.tar/.* has {has} documents?, and no document {has}"):
+        source.pack(0).document(has)
+    with pytest.raises(DocumentError, match=r"packs.parquet: has no row of pack -1"):
+        source.pack(-1)
 
 
 def test_packs_that_are_loaded_together_are_those_that_are_read_alone(source: PackedDatasetSource) -> None:

@@ -55,6 +55,7 @@ def test_adapters_train_as_on_documents_or_are_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.process  # a compiled kernel asks for ninja
 def test_every_kind_trains_as_on_documents_or_is_refused() -> None:
     """The same for each kind of the installed ``peft``, in each place, in both orders, tied and not."""
     equal, wrong = set(), {}
