@@ -146,20 +146,26 @@ def microseconds(dataset: PackedDataset, pack_ids: np.ndarray) -> float:
     return (time.process_time() - began) * 1e6 / len(pack_ids)
 
 
-def measure(folder: str) -> dict[str, Any]:
-    """Measures what one process needs."""
+def measure(folder: str, *, resumed: bool) -> dict[str, Any]:
+    """Measures what one process needs from opening a dataset to the place of its first pack."""
     before = memory()
     began, clock = time.process_time(), time.perf_counter()
     dataset = PackedDataset(folder)
     seconds, elapsed = time.process_time() - began, time.perf_counter() - clock
     opened = memory()
-    n_packs = dataset.n_packs
-    first = microseconds(dataset, np.array([n_packs // 3]))
+    n_packs, began = dataset.n_packs, time.process_time()
+    if resumed:
+        dataset.load_state_dict({**dataset.state_dict(), "epoch": 3, "position": n_packs // 2})
+    position = dataset.state_dict()
+    _, pack_id = dataset._order.place(position["epoch"], position["position"])
+    ordered = time.process_time() - began
+    first = microseconds(dataset, np.array([pack_id]))
     return {
         "open, s of the processor": round(seconds, 3),
         "open, s of the clock": round(elapsed, 3),
         "MiB before": before,
         "MiB opened": opened,
+        "the next pack's number, ms": round(ordered * 1000, 1),
         "first lookup, ms": round(first / 1000, 1),
         "MiB in the end": memory(),
     }
@@ -218,9 +224,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--s3", action="store_true", help="opens it in an S3 server on this machine")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--resumed", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure is not None:
-        found = measure_workers(given.measure, given.workers) if given.workers else measure(given.measure)
+        workers, place = given.workers, given.measure
+        found = measure_workers(place, workers) if workers else measure(place, resumed=given.resumed)
         print(json.dumps(found))
         return
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -237,10 +245,14 @@ def main() -> None:
         for title, workers in (
             ("the first process", 0),
             ("the second", 0),
+            ("resumed in the middle of epoch 3, on another node", 0),
             (f"{given.workers} workers", given.workers),
         ):
             print(title)
-            run(location, str(temporary), "--workers", str(workers))
+            if title.startswith("resumed"):  # as on another node
+                for path in temporary.rglob("*.places-*"):
+                    path.unlink()
+            run(location, str(temporary), "--workers", str(workers), *["--resumed"] * title.startswith("resumed"))
             if server:
                 print(f"  asked of the store: {server.take()}")
         used = sum(path.stat().st_blocks * 512 for path in temporary.rglob("*") if path.is_file())

@@ -73,19 +73,23 @@ class PackIndex:
         return cls(np.concatenate([np.empty(0, RECORD), *parts]), packs_per_shard=packs_per_shard)
 
     @classmethod
-    def of_file(cls, opened: Callable[[], Any], entry: TableEntry, *, packs_per_shard: int) -> PackIndex:
+    def of_file(
+        cls, opened: Callable[[], Any], entry: TableEntry, *, packs_per_shard: int, sparing: bool = True
+    ) -> PackIndex:
         """The index of a table whose row groups are read when one of their packs is wanted.
 
         Args:
             opened: opens the table; can be pickled.
             entry: what the manifest says of it.
             packs_per_shard: packs of every shard but the last.
+            sparing: as of :class:`PackTable`.
 
         Raises:
+            TableChanged: it has another size than the manifest says.
             TableInvalid: it is not Parquet with the format's columns.
             ReaderError: the file that processes share cannot be made.
         """
-        places = load_extra("shared_places").SharedPlaces(PackTable(opened, entry.rows), entry.sha256)
+        places = load_extra("shared_places").share_places(opened, entry, sparing=sparing)
         return cls(places, packs_per_shard=packs_per_shard)
 
     def __len__(self) -> int:
@@ -114,13 +118,14 @@ class PackTable:
     Args:
         opened: opens the file. To be pickled, it must be a function that can be.
         rows: that the manifest gives; None for any number.
+        sparing: whether reading takes little memory and no threads, rather than few requests to a store.
 
     Raises:
         TableInvalid: it is not Parquet with the format's columns and so many rows.
     """
 
-    def __init__(self, opened: Callable[[], Any], rows: int | None = None) -> None:
-        self._opened, self._rows = opened, rows
+    def __init__(self, opened: Callable[[], Any], rows: int | None = None, *, sparing: bool = True) -> None:
+        self._opened, self._rows, self._sparing = opened, rows, sparing
         self._file: NumberTable | None = None
         self.edges: list[int] = row_group_edges(self._table().metadata).tolist()
         """Row group g has the packs from ``edges[g]`` to ``edges[g + 1] - 1``."""
@@ -160,7 +165,8 @@ class PackTable:
 
     def _table(self) -> NumberTable:
         if self._file is None:
-            self._file = NumberTable(self._opened(), PACKS_TABLE, PACK_COLUMNS, rows=self._rows, sparing=True)
+            kept: Any = {"rows": self._rows, "sparing": self._sparing}
+            self._file = NumberTable(self._opened(), PACKS_TABLE, PACK_COLUMNS, **kept)
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:

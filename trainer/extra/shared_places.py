@@ -6,19 +6,46 @@ import os
 import tempfile
 import weakref
 from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from preshard.schemas.errors import ReaderError
+from preshard.schemas.errors import ReaderError, TableChanged
 from preshard.schemas.files.printed import several
-from preshard.trainer.data.pack_index import RECORD, PackTable, Records
+from preshard.schemas.manifest import TableEntry
+from preshard.trainer.data.pack_index import PACKS_TABLE, RECORD, PackTable, Records
 
 REVISION = 1
 """Revision of the file's own form, which its name has: a version that writes another form must not read this one."""
 
 FILLED = b"\1"
+
+
+def share_places(opened: Callable[[], Any], entry: TableEntry, *, sparing: bool) -> SharedPlaces:
+    """The places of the packs that a table lists.
+
+    Args:
+        opened: opens the table; can be pickled.
+        entry: what the manifest says of it.
+        sparing: as of :class:`PackTable`.
+
+    Raises:
+        TableChanged: it has another size than the manifest says.
+        TableInvalid: it is not Parquet with the format's columns.
+        ReaderError: the file that processes share cannot be made.
+    """
+    table = PackTable(partial(_open_checked, opened, entry.bytes), entry.rows, sparing=sparing)
+    return SharedPlaces(table, entry.sha256)
+
+
+def _open_checked(opened: Callable[[], Any], size: int) -> Any:
+    file = opened()
+    if file.size() != size:
+        raise TableChanged(PACKS_TABLE, f"has {file.size()} bytes, not {size}")
+    return file
 
 
 class SharedPlaces:
