@@ -33,12 +33,11 @@ def test_its_lists_name_what_is_there() -> None:
     table = tomllib.loads((REPOSITORY / "tests/matrix/versions.toml").read_text(encoding="utf-8"))
     places = {
         *table["tests"],
-        *table["whole"],
         *table["pythons"]["tests"],
         *(test for trainer in table["trainers"].values() for test in trainer["tests"]),
     }
     assert [place for place in places if not (REPOSITORY / place).exists()] == []
-    files = [path for place in (*table["tests"], *table["whole"]) for path in (REPOSITORY / place).rglob("*.py")]
+    files = [path for place in table["tests"] for path in (REPOSITORY / place).rglob("*.py")]
     names = "".join(f"{path.stem}\n{path.read_text(encoding='utf-8')}" for path in files)
     versions = [version for name in ("torch", "transformers") for version in table[name].values()]
     words = {part for each in versions for word in each.get("without", "").split(" or ") for part in word.split("-")}

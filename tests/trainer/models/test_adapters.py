@@ -45,6 +45,7 @@ def test_adapters_train_as_on_documents_or_are_refused(
     kind: str, place: str, order: str, tied: bool, said: str
 ) -> None:
     """Fails when the loss goes past an adapter, or one that mixes documents or ranks is taken."""
+    pytest.importorskip("peft")
     found = adapters().measure(kind, place, order, tied=tied)
     if said:
         assert said in str(found)
