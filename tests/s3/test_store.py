@@ -173,6 +173,18 @@ def test_a_dataset_that_takes_the_place_of_another_is_read(
         found = list(PackedDataset(tmp_path / "dataset", **cached))
         require_equal(found, list(PackedDataset(folder)))
     assert sum(batch.reads["requests"] for batch in found) == 0, "what both were read with is kept"
+    elsewhere = list(PackedDataset(tiny_dataset, **cached))
+    assert sum(batch.reads["requests"] for batch in elsewhere) == 0, "the same content at another address"
+
+
+def test_a_cache_gives_no_damaged_range(tmp_path: Path) -> None:
+    """Fails when a range's checksum is not compared, which samples' own checksums would hide."""
+    cache = RangeCache(tmp_path, LIMIT)
+    assert cache.read("range", 5, lambda: b"right") == (b"right", False)
+    assert cache.read("range", 5, lambda: b"other") == (b"right", True)
+    [path] = [path for path in tmp_path.glob("ranges-*/[0-9]*/*") if len(path.name) == 32]
+    path.write_bytes(damage(path.read_bytes()))
+    assert cache.read("range", 5, lambda: b"right") == (b"right", False)
 
 
 def no_room(*_: object) -> None:
