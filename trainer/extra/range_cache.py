@@ -102,7 +102,8 @@ class RangeCache:
         if data is not None:
             return data, True
         with self._alone(self._folder / "locks" / key.hex()[:2], PATIENCE) as waited:
-            data = self._find(key, size) if waited else None
+            # whether it waited or not: another may have fetched it since this one looked
+            data = None if waited is None else self._find(key, size)
             if data is not None:
                 return data, True
             data = fetch()
