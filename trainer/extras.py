@@ -25,6 +25,7 @@ EXTRAS = {
     "adapters": "what trains: adapters that packs follow, their export alone or added to the model",
     "parts": "what trains: frozen parts, adapters, learning rates by part",
     "preferences": "what the loss is: preferred answers instead of the next token",
+    "router_loss": "what the loss is: besides, how evenly routers spread tokens over experts",
     "profile": "what is said of a step: a trace of a few of them",
     "trackers": "what is said of a step: TensorBoard, Weights & Biases",
     "work": "what is said of a step: its operations, and their balance over ranks",
@@ -43,5 +44,4 @@ EXTRAS = {
 
 def load_extra(name: str) -> Any:
     """The module of an extra."""
-    assert name in EXTRAS
     return import_module(f"preshard.trainer.extra.{name}")

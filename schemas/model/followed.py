@@ -35,11 +35,6 @@ OPTIONS: dict[str, Option] = {
     "is_causal": ((None, True), "while packs of text are causal", "take a causal model"),
     "use_bidirectional_attention": BIDIRECTIONAL,
     "add_cross_attention": ((None, False), "and packs hold no second sequence", "take a model without"),
-    "output_router_logits": (
-        (None, False),
-        "while the loss has no auxiliary part for the routers",
-        "set it to false in config.json",
-    ),
     "is_encoder_decoder": ((None, False), "and packs hold no second sequence", "take a causal language model"),
 }
 """Settings of any model."""

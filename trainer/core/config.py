@@ -113,6 +113,12 @@ class TrainConfig(BaseModel):
     beta: float | None = Field(
         None, gt=0, description="With --loss dpo: how much a margin over the first model counts; 0.1 by default."
     )
+    router_aux_loss: float | None = Field(
+        None,
+        ge=0,
+        description="Weight of the auxiliary loss by which routers of a mixture of experts spread tokens evenly; by "
+        "default router_aux_loss_coef of config.json if output_router_logits is true there, else 0.",
+    )
     freeze: Paths = Field(
         (),
         description="What is not trained: vision, language, or part of parameters' names, such as visual.merger or "
@@ -212,6 +218,10 @@ class TrainConfig(BaseModel):
             raise ValueError("--beta is given without --loss dpo; add it, or leave --beta out")
         if self.dry_run and self.loss == "dpo":
             raise ValueError("--dry-run is given with --loss dpo, which it does not count yet; leave one of them out")
+        if self.router_aux_loss and self.loss == "dpo":
+            raise ValueError("--router-aux-loss is given with --loss dpo, which has no auxiliary part; leave it out")
+        if self.router_aux_loss and self.dry_run:
+            raise ValueError("--router-aux-loss is given with --dry-run, which does not count it yet; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.processes import AnyRank, StoppedError
-from preshard.trainer.core.setup import Job
+from preshard.trainer.core.setup import Job, routers_weight
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extras import load_extra
@@ -69,8 +69,9 @@ def find_objectives(job: Job, mesh: Mesh, model: PackedModel, stop: Callable[[],
     Raises:
         StoppedError: a rank was asked to stop; all ranks raise it.
     """
+    exchanges, routers = exchanges_of(job.config), routers_weight(job.config, model.inner)
     if job.config.loss == "next_token":
-        plain = NextToken(**exchanges_of(job.config))
+        plain = load_extra("router_loss").WithRouters(routers, **exchanges) if routers else NextToken(**exchanges)
         return plain, plain
     found: tuple[Objective, Objective] = load_extra("preferences").objectives(job, mesh, model, stop)
     return found

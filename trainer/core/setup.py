@@ -21,7 +21,7 @@ from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.optimizer import OwnRate
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extras import load_extra
-from preshard.trainer.models.interface import load_states
+from preshard.trainer.models.interface import load_states, unwrap
 from preshard.trainer.models.load import empty_model, identity, model_sizes, read_model_config
 
 
@@ -214,7 +214,29 @@ def _check_model(
         load_extra("saving").check_saving(config.recompute, config.offload, device_type)
     if config.export is not None:
         check_export(config.export)
+    asked = config.router_aux_loss or routers_are_recorded(model)
+    if asked and routers_weight(config, empty_model(config.model)) and config.loss == "dpo":
+        raise ConfigError(
+            "--loss is dpo, which has no auxiliary part for routers, and output_router_logits of config.json is true: "
+            "give --router-aux-loss 0"
+        )
     return config, memory
+
+
+def routers_are_recorded(config: Any) -> bool:
+    """Whether a model's configuration asks for the auxiliary loss of its routers."""
+    return bool(getattr(config.get_text_config(), "output_router_logits", False))
+
+
+def routers_weight(config: TrainConfig, model: Any) -> float:
+    """Weight of the auxiliary loss of a model's routers; 0 for none.
+
+    Raises:
+        ConfigError: the option gives one, and ``transformers`` has no such loss for the model.
+    """
+    if config.router_aux_loss or (config.router_aux_loss is None and routers_are_recorded(unwrap(model).config)):
+        return float(load_extra("router_loss").find_coefficient(model, config.router_aux_loss))
+    return 0.0
 
 
 def _checkpoint(config: TrainConfig, damaged: Mapping[str, str]) -> Path | None:

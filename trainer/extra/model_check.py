@@ -42,6 +42,20 @@ def check_config(config: Any) -> None:
     check_followed(config.to_dict(), "--model")
 
 
+def check_experts_whole(config: Any) -> None:
+    """Checks that a model's experts are not dealt to ranks.
+
+    Raises:
+        ConfigError: they are.
+    """
+    degree = getattr(getattr(config, "distributed_config", None), "ep_size", None) or 1
+    if degree > 1:
+        raise ConfigError(
+            f"ep_size of distributed_config is {degree}, and ranks that share a pack take all experts: load the model "
+            "without; Megatron-Core and torchtitan have expert parallelism beside context parallelism"
+        )
+
+
 def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
     """Checks that a dataset's packs are for a model.
 

@@ -38,7 +38,6 @@ ARGUMENTS: dict[str, Legal] = {
     "train_sampling_strategy": Legal(("random", "sequential"), _ORDER),
     # of TRL
     "model_init_kwargs": Legal((None,), _LOADED),
-    "router_aux_loss_coef": Legal((0.0,), "packs have no loss of their experts' balance yet"),
     "chat_template_path": Legal((None,), "conversations were rendered when they were packed"),
     "shuffle_dataset": Legal((False,), _ORDER),
     "completion_only_loss": Legal((None,), _LABELS),
@@ -94,22 +93,18 @@ def check_given(given: dict[str, Any]) -> None:
             raise ConfigError(f"{name} is given, and {why}: leave it out")
 
 
-def check_arguments(args: Any, config: Any) -> None:
+def check_arguments(args: Any) -> None:
     """Checks a trainer's configuration.
 
     Args:
         args: ``TrainingArguments``, or a class that inherits from it.
-        config: of the model.
 
     Raises:
         ConfigError: an argument has a value that packs cannot honour.
     """
     for name, legal in ARGUMENTS.items():
         if hasattr(args, name):
-            value = getattr(args, name)
-            if name == "router_aux_loss_coef" and value is None:  # then the model's own counts
-                value = getattr(config.get_text_config(), name, None) or 0.0
-            _check(name, value, legal)
+            _check(name, getattr(args, name), legal)
     for name, inside in INSIDE.items():
         held = getattr(args, name, None) or {}
         for key, legal in inside.items():

@@ -37,6 +37,9 @@ from preshard.trainer.models.packed import PackedModel, check_adapters
 POSITIONAL = ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class")
 """Arguments that trainers take in this order; nobody gives later ones without their names."""
 
+ROUTERS = "router_aux_loss_coef"
+"""TRL's argument for the weight of the auxiliary loss of mixtures of experts."""
+
 TAKES = "takes_packs"
 """The attribute under which a model holds how it takes packs."""
 
@@ -69,6 +72,7 @@ def take_packs(
     overlap: bool = False,
     head_stride: int = 0,
     logits_bytes: int = LOGITS_BYTES,
+    router_aux_loss: float | None = None,
 ) -> Any:
     """Gives a model a ``forward`` that takes this rank's part of a pack.
 
@@ -82,6 +86,8 @@ def take_packs(
         attention: one of ``preshard.attention.KINDS``.
         overlap, head_stride: see ``PackedModel``.
         logits_bytes: see ``PackedModel``.
+        router_aux_loss: weight of the auxiliary loss of a mixture of experts; by default what the model's configuration
+            says at each call, ``router_aux_loss_coef`` where ``output_router_logits`` is true.
 
     Returns:
         The same model.
@@ -92,6 +98,8 @@ def take_packs(
     """
     base = unwrap(model)
     check_adapters(model)
+    routers = load_extra("router_loss")
+    routers.find_coefficient(base, router_aux_loss, "router_aux_loss")
     packed = PackedModel(base, logits_bytes=logits_bytes)
 
     def forward(
@@ -110,7 +118,8 @@ def take_packs(
             )
         weight = batch.total_loss_weight or 1.0 if num_items_in_batch is None else num_items_in_batch
         how: Any = {"attention": attention, "overlap": overlap, "head_stride": head_stride}
-        return CausalLMOutput(loss=packed(batch, cp, **how) / weight)
+        coefficient = routers.find_coefficient(base, router_aux_loss)
+        return CausalLMOutput(loss=routers.loss_with_routers(packed, batch, cp, coefficient, **how) / weight)
 
     setattr(base, TAKES, TakesPacks(cp=cp, attention=attention, packed=packed, forward=forward))
     base.forward = MethodType(forward, base)
@@ -144,9 +153,9 @@ class OnPacks:
         check_kind(type(self))
         named = {**dict(zip(POSITIONAL, given, strict=False)), **more}
         check_given(named)
-        args, model = named.get("args"), named.get("model")
-        if args is not None and model is not None:  # before TRL writes what it makes of them into the model's config
-            check_arguments(args, unwrap(model).config)
+        args = named.get("args")
+        if args is not None:  # before TRL writes what it makes of them into the model's config
+            check_arguments(args)
         stand_in = _stand_in(type(self), args)
         datasets = {name: named.get(name) for name in ("train_dataset", "eval_dataset")}
         shown = {name: each if stand_in is None or each is None else stand_in for name, each in datasets.items()}
@@ -159,7 +168,9 @@ class OnPacks:
             raise ConfigError("model takes no packs: give preshard.hugging_face.take_packs(load_model(...), cp)")
         base.forward = MethodType(takes.forward, base)  # SFTTrainer has put its own in this place
         self._takes: TakesPacks = takes
-        check_arguments(self.args, base.config)
+        check_arguments(self.args)
+        if coefficient := getattr(self.args, ROUTERS, None):  # TRL has written it into the config, and 0, too
+            load_extra("router_loss").find_coefficient(base, coefficient, ROUTERS)
         self._check_ranks()
         self._units = 0
         self.add_callback(_before_updates(self._leave_encoder))

@@ -72,6 +72,7 @@ class PackedModel(nn.Module):
         self.config: Any = base.config
         if self.config.get_text_config()._attn_implementation != PACKED:
             raise ConfigError(f"the model's attention is not {PACKED}; load it with preshard.models.load_model")
+        load_extra("model_check").check_experts_whole(self.config)
         self.family: ModelFamily | None = family_of(self.config)
         self.logits_bytes = logits_bytes
         self._sizes = model_sizes(self.config)

@@ -175,7 +175,6 @@ REFUSED_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("opt", {"layerdrop": 0.1}, "layerdrop of config.json is 0.1.*: set it to 0"),
     ("llama", {"is_causal": False}, "is_causal of config.json is False"),
     ("own", {"auto_map": {"AutoModel": "x.X"}}, "'own' of config.json is not supported: auto_map names code of the"),
-    ("mixtral", {"output_router_logits": True}, "output_router_logits of config.json is True"),
     ("internvl", {"text_config": {"model_type": "qwen3_next"}}, r"'qwen3_next' \(text_config of internvl\).*take one "),
     ("qwen3_vl", {"text_config": {"attention_dropout": 0.1}}, "attention_dropout of config.json is 0.1"),
 ]
