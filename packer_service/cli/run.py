@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit status: 0 done; 1 failed; 2 bad usage or configuration; 3 packed, but more rows were rejected than
     ``--max-rejects`` allows, or rows that nobody can count; 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
     """
+    code, failed = None, None
     try:
         with interruptible():
             code = cli.main(
@@ -77,17 +79,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
-        sys.exit(2)
+        code = 2
     except click.ClickException as error:
-        _fail(2, f"{error.format_message()} (preshard --help lists the commands and options)")
+        failed = 2, f"{error.format_message()} (preshard --help lists the commands and options)"
     except Interrupted as stop:
-        _fail(stop.exit_status, INTERRUPTED)
+        failed = stop.exit_status, INTERRUPTED
     except (ConfigError, PlanError, FileRefusedError) as error:
-        _fail(2, str(error))
+        failed = 2, str(error)
     except RayLostError as error:
         exit_at_once(without_secrets(str(error)))
     except (PreshardError, OSError) as error:
-        _fail(1, str(error))
+        failed = 1, str(error)
+    if failed is not None:
+        # not where an error is handled, which would keep its frames to the end: DuckDB would say there what they hold
+        gc.collect()
+        _fail(*failed)
     sys.exit(code if isinstance(code, int) else 0)
 
 

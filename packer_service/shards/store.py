@@ -110,7 +110,7 @@ class Folder:
     def make(self) -> None:
         """Makes the folder if it is not there; an object store has no folders to make."""
         if self.is_local:
-            make_folder(self.for_writing())
+            self.for_writing().mkdir(parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
         """Every file below the folder, by its path from here, sorted."""

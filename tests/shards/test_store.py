@@ -76,7 +76,7 @@ def test_what_is_no_folder_or_no_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileRefusedError, match="file: is no folder, or lies in none; remove what is there"):
         Folder(str(tmp_path / "file")).write("a", b"b")
     with pytest.raises(FileRefusedError, match="below: is no folder, or lies in none"):
-        Folder(str(tmp_path / "file" / "below")).make()
+        Folder(str(tmp_path / "file" / "below")).write("a", b"b")
     with pytest.raises(FileRefusedError, match="folder: is a folder; remove it"):
         Folder(str(tmp_path)).write("folder", b"b")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
