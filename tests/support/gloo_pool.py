@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -29,7 +30,8 @@ class World:
     def end(self) -> None:
         for pipe in self.pipes:
             pipe.close()
-        self.signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):  # they have ended by themselves
+            self.signal(signal.SIGKILL)
 
 
 class GlooPool:
