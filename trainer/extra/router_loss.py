@@ -65,6 +65,11 @@ def loss_with_routers(
     core = base.base_model
     with _recorded(core if family_of(base.config) is None else core.language_model) as logits:
         loss: Tensor = model(batch, cp, **exchanges)
+    if not logits:
+        raise ConfigError(
+            f"no layer of this {base.config.model_type} has experts, so there are no routers to balance: give "
+            "--router-aux-loss 0"
+        )
     text = base.config.get_text_config()
     top_k = getattr(base, "num_experts_per_tok", None) or text.num_experts_per_tok
     is_real = to_device(batch.doc_ids.cpu()[batch.positions.cpu()] >= 0, loss.device)

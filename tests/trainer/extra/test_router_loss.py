@@ -178,6 +178,7 @@ def test_the_loss_of_every_followed_mixture_is_that_of_the_documents(gloo_pool: 
         else:
             folders[name] = path
     assert without == WITHOUT
+    folders |= steps().write_models(tmp_path / "sparse", ["flint"], mlp_only_layers=[])
     assert dense > 40
     # the tiny models with a state have 4 value heads, which 3 ranks do not divide
     on_three = {name: path for name, path in folders.items() if not name.startswith(("qwen3_5", "qwen3_next"))}
@@ -243,3 +244,11 @@ def test_a_model_in_other_trainers_has_it_too(tmp_path: Path) -> None:
         ConfigError, match=r"^router_aux_loss is 0\.5, and transformers has no auxiliary loss for llama"
     ):
         take_packs(load_model(dense, from_scratch=True), cp, router_aux_loss=0.5)
+
+
+def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+    """Fails when a kind of model that may have experts, and here has none, ends in a traceback."""
+    [folder] = steps().write_models(tmp_path, ["qwen3_moe"], mlp_only_layers=[0, 1]).values()
+    model = load_model(folder, from_scratch=True)
+    with pytest.raises(ConfigError, match=r"no layer of this qwen3_moe has experts, .*: give --router-aux-loss 0"):
+        loss_with_routers(PackedModel(model), padded_pack(PACKS[0], model), ContextParallel(), COEFFICIENT)
