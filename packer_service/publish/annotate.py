@@ -16,10 +16,11 @@ from preshard.packer_service.report.dataset import open_dataset
 from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.lock import locked
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.connect import PassingRows, connect
+from preshard.packer_service.tables.connect import connect
 from preshard.packer_service.tables.rows import in_batches
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, annotations_schema, open_annotations
 from preshard.schemas.dataset.manifest_parts import stored_config
+from preshard.schemas.dataset.passing_rows import PassingRows
 from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import AnnotationsInvalid, ConfigError, TableInvalid, TableMissing
 from preshard.schemas.manifest import WORK, ManifestHead

@@ -15,9 +15,10 @@ from jaxtyping import Float64, Int64
 
 from preshard.packer_service.report.figures import COST, Figure, expression, figures_of
 from preshard.packer_service.report.records import Balances, ImageBalance, LayoutBalance, RankLoads, Spread
-from preshard.packer_service.tables.connect import PassingRows, connect
+from preshard.packer_service.tables.connect import connect
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.measures import MEASURES, MEASURES_FILE, MeasureGroup, MeasureOrder, measure_groups
+from preshard.schemas.dataset.passing_rows import PassingRows
 from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import TableInvalid
 

@@ -40,7 +40,7 @@ def locked(folder: Folder) -> Iterator[bool]:
 
     Raises:
         FolderInUseError: another process holds the folder; the text names that process.
-        FileRefusedError: the folder is none or a link, or the file that would be locked is.
+        FileRefusedError: the folder, or the file that would be locked, is something else or a link.
         OSError: the folder cannot be written.
     """
     if not folder.is_local:
@@ -51,7 +51,7 @@ def locked(folder: Folder) -> Iterator[bool]:
         raise FileRefusedError(f"{path}: is a link, and nothing is written through it; remove it")
     make_folder(path.parent)
     if path.exists() and not path.is_file():
-        raise FileRefusedError(f"{path}: is no file; remove it")
+        raise FileRefusedError(f"{path}: is not a file; remove it")
     lock = FileLock(path, timeout=RETRY_SECONDS, fallback_to_soft=False, on_acquired=_name_holder)
     try:
         lock.acquire()

@@ -272,7 +272,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise FileRefusedError(f"{path}: is no folder, or lies in none; remove what is there") from None
+        raise FileRefusedError(f"{path}: is not a folder, or lies below a file; remove what is in the way") from None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -12,31 +12,13 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from preshard.schemas.dataset.passing_rows import PassingRows
+
 MEMORY_MIB = 512
 """Memory that queries may take before they spill to the disk."""
 
 MOST_THREADS = 4
 """Threads of a connection on a machine that has more: each takes buffers of its own."""
-
-
-class PassingRows:
-    """Rows that pass through a query once, part by part, and are not kept.
-
-    Args:
-        schema: their columns.
-        parts: reads them. What it raises is what the block of :func:`connect` raises, not what DuckDB makes of it.
-    """
-
-    def __init__(self, schema: pa.Schema, parts: Iterable[pa.RecordBatch]) -> None:
-        self.raised: Exception | None = None
-        self.reader = pa.RecordBatchReader.from_batches(schema, self._noting(parts))
-
-    def _noting(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from parts
-        except Exception as error:
-            self.raised = error
-            raise
 
 
 @contextmanager

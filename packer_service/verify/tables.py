@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from preshard.packer_service.runtime.scratch import scratch_folder
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.connect import PassingRows, connect
+from preshard.packer_service.tables.connect import connect
 from preshard.packer_service.verify.folder import check_counts, check_dataset_id, check_numbered, check_total
 from preshard.packer_service.verify.pieces import LaterPieces
 from preshard.packer_service.verify.scan import (
@@ -33,6 +33,7 @@ from preshard.packer_service.verify.scan import (
 from preshard.packer_service.verify.verdict import Faults, Finding
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.identity import dataset_id
+from preshard.schemas.dataset.passing_rows import PassingRows
 from preshard.schemas.errors import DUPLICATES, DocumentLost, DocumentTwice
 from preshard.schemas.manifest import MANIFEST, Manifest, TableEntry
 from preshard.schemas.tables import REJECTS, TABLES

@@ -194,7 +194,7 @@ def no_room(*_: object) -> None:
 def test_a_cache_that_cannot_be_used_is_read_past(
     tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails when a full disk, or a folder that is none, ends a run, or says so for each range."""
+    """Fails when a full disk, or a cache_dir that is not a folder, ends a run, or says so for each range."""
     expected = list(PackedDataset(tiny_dataset, **SPLIT))
     (tmp_path / "file").write_bytes(b"")
     for folder, said in ((tmp_path / "file", "Not a directory"), (tmp_path / "full", "No space left on device")):

@@ -131,5 +131,5 @@ def test_what_is_no_file_is_not_locked(tmp_path: Path, name: str) -> None:
     """Fails when a pipe in the place of the folder or the file ends in an error of the system, or is opened."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
-    with pytest.raises(FileRefusedError, match=rf"{name}: is no .*; remove"), locked(Folder(str(tmp_path / "work"))):
+    with pytest.raises(FileRefusedError, match=rf"{name}: is not a .*; remove"), locked(Folder(str(tmp_path / "work"))):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 
 from preshard.schemas.layout import TokenLayout, slice_positions
+from preshard.schemas.manifest import ModelEntry
+from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import CAUSAL_ONLY, IGNORE_INDEX
 from preshard.trainer.data.batch import RankBatch
@@ -62,3 +65,14 @@ def pack_of(lengths: Sequence[int], vocabulary: int, *, ring_degree: int = 1, cp
         longest_sequence=max(lengths),
         padded_seq_edges=torch.from_numpy(edges).int(),
     )
+
+
+def packed_for(model: Any, pack: RankBatch) -> RankBatch:
+    """A pack of text as one is read that was packed for a model."""
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return pack
+    rotary = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    axes = 3 if "mrope_section" in rotary else 1
+    entry = ModelEntry.model_construct(model_type=config.model_type, axes=axes, row_ids=[], group_ids=[], settings={})
+    return replace(pack, model=entry, position_ids=pack.position_ids.expand(axes, -1))

@@ -214,8 +214,7 @@ def _check_model(
         load_extra("saving").check_saving(config.recompute, config.offload, device_type)
     if config.export is not None:
         check_export(config.export)
-    asked = config.router_aux_loss or routers_are_recorded(model)
-    if asked and routers_weight(config, empty_model(config.model)) and config.loss == "dpo":
+    if _asks_for_routers(config, model) and routers_weight(config, empty_model(config.model)) and config.loss == "dpo":
         raise ConfigError(
             "--loss is dpo, which has no auxiliary part for routers, and output_router_logits of config.json is true: "
             "give --router-aux-loss 0"
@@ -223,9 +222,11 @@ def _check_model(
     return config, memory
 
 
-def routers_are_recorded(config: Any) -> bool:
-    """Whether a model's configuration asks for the auxiliary loss of its routers."""
-    return bool(getattr(config.get_text_config(), "output_router_logits", False))
+def _asks_for_routers(config: TrainConfig, settings: Any) -> bool:
+    """Whether the option, or else the model's configuration, asks for the auxiliary loss of its routers."""
+    if config.router_aux_loss is not None:
+        return config.router_aux_loss > 0
+    return bool(getattr(settings.get_text_config(), "output_router_logits", False))
 
 
 def routers_weight(config: TrainConfig, model: Any) -> float:
@@ -234,7 +235,7 @@ def routers_weight(config: TrainConfig, model: Any) -> float:
     Raises:
         ConfigError: the option gives one, and ``transformers`` has no such loss for the model.
     """
-    if config.router_aux_loss or (config.router_aux_loss is None and routers_are_recorded(unwrap(model).config)):
+    if _asks_for_routers(config, unwrap(model).config):
         return float(load_extra("router_loss").find_coefficient(model, config.router_aux_loss))
     return 0.0
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from preshard.schemas.dataset.annotations import ANNOTATIONS, PLACES, open_annotations
+from preshard.schemas.dataset.passing_rows import PassingRows
 from preshard.schemas.errors import AnnotationsInvalid, ReaderError, TableInvalid, TableMissing
 from preshard.schemas.files.printed import several, shown
 from preshard.schemas.tables import open_table
@@ -95,18 +96,18 @@ def matching_packs(dataset: PackedDataset, where: str, *, every: bool) -> Int64[
         duckdb: Any = import_module("duckdb")
     except ModuleNotFoundError:
         raise ReaderError("select needs DuckDB: pip install duckdb") from None
-    reader, joined = "bool_and" if every else "bool_or", _Joined(dataset)
+    holds, rows = "bool_and" if every else "bool_or", _with_joined(dataset)
     settings = {"memory_limit": MEMORY, "threads": 1, "temp_directory": tempfile.gettempdir()}
     asked = f"coalesce(cast(({where}\n) AS BOOLEAN), false)"
-    query = f"SELECT pack_id FROM documents GROUP BY pack_id HAVING {reader}({asked}) ORDER BY pack_id"
+    query = f"SELECT pack_id FROM documents GROUP BY pack_id HAVING {holds}({asked}) ORDER BY pack_id"
     with duckdb.connect(":memory:", config=settings) as database:
         database.execute("SET enable_progress_bar = false")
-        database.register("documents", joined.reader)
+        database.register("documents", rows.reader)
         try:
             found = database.execute(query).fetchnumpy()["pack_id"]
         except duckdb.Error as error:
-            if joined.raised is not None:
-                raise joined.raised from None
+            if rows.raised is not None:
+                raise rows.raised from None
             raise ReaderError(shown(f"select {where!r}: {' '.join(str(error).split('LINE 1:')[0].split())}")) from None
     packs = np.ma.getdata(found).astype(np.int64)
     n_packs = len(dataset.readers[0].packs)
@@ -115,48 +116,36 @@ def matching_packs(dataset: PackedDataset, where: str, *, every: bool) -> Int64[
     return packs
 
 
-class _Joined:
-    """The rows of ``documents.parquet`` with those of ``annotations.parquet`` beside them, where there are any.
+def _with_joined(dataset: PackedDataset) -> PassingRows:
+    """The rows of ``documents.parquet`` with those of ``annotations.parquet`` beside them, where there are any."""
+    files = dataset.files
+    rows = files.manifest.table(DOCUMENTS_TABLE).rows
+    documents = open_table(files.open_table(DOCUMENTS_TABLE), DOCUMENTS_TABLE, rows=rows)
+    try:
+        annotations = open_annotations(files.open_table(ANNOTATIONS), files.manifest)
+    except TableMissing:
+        return PassingRows(documents.schema, documents.parts())
+    schema = pa.schema([*documents.schema, *list(annotations.schema)[len(PLACES) :]])
+    return PassingRows(schema, _beside(documents.parts(), annotations.parts(), schema))
 
-    What reading them raises is kept: DuckDB makes something else of it.
-    """
 
-    def __init__(self, dataset: PackedDataset) -> None:
-        files = dataset.files
-        rows = files.manifest.table(DOCUMENTS_TABLE).rows
-        self._documents = open_table(files.open_table(DOCUMENTS_TABLE), DOCUMENTS_TABLE, rows=rows)
-        try:
-            self._annotations: Any = open_annotations(files.open_table(ANNOTATIONS), files.manifest)
-        except TableMissing:
-            self._annotations = None
-        added = [] if self._annotations is None else list(self._annotations.schema)[len(PLACES) :]
-        self._schema = pa.schema([*self._documents.schema, *added])
-        self.raised: Exception | None = None
-        self.reader = pa.RecordBatchReader.from_batches(self._schema, self._noting())
-
-    def _noting(self) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._documents.parts() if self._annotations is None else self._beside()
-        except Exception as error:
-            self.raised = error
-            raise
-
-    def _beside(self) -> Iterator[pa.RecordBatch]:
-        annotations = self._annotations.parts()
-        held = next(annotations)
-        for part in self._documents.parts():
-            at = 0
-            while at < len(part):
-                if not len(held):
-                    held = next(annotations)
-                size = min(len(held), len(part) - at)
-                ours, theirs = part.slice(at, size), held.slice(0, size)
-                for name in PLACES.names:
-                    if not ours.column(name).equals(theirs.column(name)):
-                        raise AnnotationsInvalid(ANNOTATIONS, f"has another {name} in a row than {DOCUMENTS_TABLE}")
-                columns = [*ours.columns, *theirs.columns[len(PLACES) :]]
-                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
-                at, held = at + size, held.slice(size)
+def _beside(
+    documents: Iterator[pa.RecordBatch], annotations: Iterator[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    held = next(annotations)
+    for part in documents:
+        at = 0
+        while at < len(part):
+            if not len(held):
+                held = next(annotations)
+            size = min(len(held), len(part) - at)
+            ours, theirs = part.slice(at, size), held.slice(0, size)
+            for name in PLACES.names:
+                if not ours.column(name).equals(theirs.column(name)):
+                    raise AnnotationsInvalid(ANNOTATIONS, f"has another {name} in a row than {DOCUMENTS_TABLE}")
+            columns = [*ours.columns, *theirs.columns[len(PLACES) :]]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            at, held = at + size, held.slice(size)
 
 
 def read_pack(dataset: PackedDataset, number: int | tuple[int, int]) -> Any:

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import pack_of
+from hand_made import pack_of, packed_for
 from packed_ranks import load_on_a_rank
 from scripts import load_script
 from torch.nn.functional import cross_entropy
 from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.sequence import IGNORE_INDEX, PADDING_DOC
 from preshard.trainer.attention.context_parallel import ContextParallel
@@ -74,13 +73,7 @@ def padded_pack(lengths: Sequence[int], model: Any, **place: int) -> RankBatch:
         loss_tokens=torch.nonzero(labels != IGNORE_INDEX)[:, 0],
         total_loss_weight=float(learnt),
     )
-    config = model.config
-    if config.model_type not in FAMILIES:
-        return batch
-    rotary = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    axes = 3 if "mrope_section" in rotary else 1
-    entry = ModelEntry.model_construct(model_type=config.model_type, axes=axes, row_ids=[], group_ids=[], settings={})
-    return replace(batch, model=entry, position_ids=batch.position_ids.expand(axes, -1))
+    return packed_for(model, batch)
 
 
 def step_on_a_rank(

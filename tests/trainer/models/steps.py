@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,12 @@ from torch.nn.functional import cross_entropy
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
-from hand_made import pack_of
+from hand_made import pack_of, packed_for
 from packed_ranks import load_on_a_rank
 from scripts import load_script
 from transformers_alone import load_transformers
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.manifest import ModelEntry
 from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.core.optimizer import make_optimizer
@@ -48,13 +46,7 @@ DRAWS = ("phimoe",)
 
 def pack_for(model: Any, *, ring_degree: int = 1, cp_rank: int = 0) -> RankBatch:
     """A pack of text as one is read that was packed for a model."""
-    pack, config = pack_of(LENGTHS, VOCABULARY, ring_degree=ring_degree, cp_rank=cp_rank), model.config
-    if config.model_type not in FAMILIES:
-        return pack
-    rotary = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    axes = 3 if "mrope_section" in rotary else 1
-    entry = ModelEntry.model_construct(model_type=config.model_type, axes=axes, row_ids=[], group_ids=[], settings={})
-    return replace(pack, model=entry, position_ids=pack.position_ids.expand(axes, -1))
+    return packed_for(model, pack_of(LENGTHS, VOCABULARY, ring_degree=ring_degree, cp_rank=cp_rank))
 
 
 def step_on_a_rank(mesh: Mesh, folders: Sequence[str]) -> list[tuple[float, float]]:
