@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -38,6 +38,7 @@ class Given:
         out: folder of the figures.
         ends: when no new row is begun, on ``time.monotonic``.
         plant: one of ``FAULTS`` or nothing.
+        only: names of the rows or tables that are wanted, all of them if empty.
     """
 
     device: str
@@ -45,6 +46,7 @@ class Given:
     out: Path
     ends: float
     plant: str = ""
+    only: tuple[str, ...] = ()
 
     @property
     def small(self) -> bool:
@@ -53,6 +55,11 @@ class Given:
     @property
     def over(self) -> bool:
         return time.monotonic() > self.ends
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Those of a part's names that are wanted: all of them if none is."""
+        every = list(names)
+        return [name for name in every if name in self.only] or every
 
 
 ALL_ROWS = 1e6
@@ -68,11 +75,18 @@ def parse(parts: tuple[str, ...], arguments: list[str] | None = None) -> tuple[s
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu")), help="folder of the figures")
     parser.add_argument("--seconds", type=float, default=420, help="after which no new row is begun")
     parser.add_argument("--plant", choices=FAULTS, default="", help="a fault that has to turn the table red")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="what to measure alone, by names parted by semicolons: tables and masks of exact, cases of step, "
+        "models of learn, beside or layouts of kernel",
+    )
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
     device = "cpu" if given.rehearse else "cuda"
+    only = tuple(filter(None, given.only.split(";")))
     ends = time.monotonic() + (given.seconds if device == "cuda" else ALL_ROWS)
-    return given.part, Given(device=device, data=given.data, out=given.out, ends=ends, plant=given.plant)
+    return given.part, Given(device=device, data=given.data, out=given.out, ends=ends, plant=given.plant, only=only)
 
 
 def code_digest() -> str:

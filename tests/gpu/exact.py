@@ -60,6 +60,9 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """A mask, a window in sixteenths of the sequence, a cap of scores, and sinks."""
 
+TABLES = ("float32", "bfloat16", "models")
+NAMES = (*TABLES, *FORMS)
+
 LIMITS = {"float32": 2e-5, "bfloat16": 2e-2}
 STEP_LIMITS = {"float32": 1e-4, "bfloat16": 6e-2, "bfloat16 gemma4": 0.3}
 """Tolerances of a step's loss and gradient. Gemma 4's tiny model is 0.16 apart on a CPU, and 0.22 on an H200."""
@@ -166,7 +169,9 @@ def attention(given: Given, head: dict[str, Any], dtype_name: str) -> Table:
     columns = ["kind", "layout", "mask", "out", "dq", "dk", "dv", "dsinks", "s", "verdict"]
     table = Table(given.out / f"attention_exact_{dtype_name}.json", columns, head)
     arrays, dtype = masks(seq_len), getattr(torch, dtype_name)
-    for number, (kind, scheme, form) in enumerate(cases()[: 9 if small else None]):
+    forms = given.chosen(FORMS)
+    chosen = [case for case in cases() if case[2] in forms]
+    for number, (kind, scheme, form) in enumerate(chosen[: 9 if small else None]):
         if given.over:
             break
         with table.row(kind=kind, layout=scheme, mask=form) as row:
@@ -315,14 +320,17 @@ def run(given: Given) -> int:
     torch.manual_seed(0)
     # One process meets more heads, masks and dtypes than a model has; to forget graphs would be to compile them again.
     with mock.patch.object(flex, "MOST_COMPILATIONS", 512):
-        share, ends = (given.ends - common.time.monotonic()) / 3, given.ends
+        wanted = given.chosen(TABLES)
+        share, ends = (given.ends - common.time.monotonic()) / len(wanted), given.ends
         tables = []
-        for number, dtype in enumerate(("float32", "bfloat16")):
-            given.ends = ends - (2 - number) * share
+        for number, dtype in enumerate(name for name in wanted if name in LIMITS):
+            given.ends = ends - (len(wanted) - 1 - number) * share
             tables.append(attention(given, head, dtype))
             if given.plant:
                 return tables[0].red
         given.ends = ends
+        if "models" not in wanted:
+            return sum(table.red for table in tables)
         columns = ["model", "how", "loss apart", "norm apart", "gradient apart", "s", "verdict"]
         of_models = Table(given.out / "models_exact.json", columns, head)
         encoders(given, of_models)

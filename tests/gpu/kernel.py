@@ -33,6 +33,7 @@ from preshard.trainer.attention.ring import plan_ring
 from preshard.trainer.attention.tiles import count_occupied, list_tiles
 
 MIXTURES = ("many-short-documents", "long-videos", "one-long-text", "annotated")
+NAMES = ("beside", "layouts")
 SCHEMES = ("zigzag", "contiguous", "balanced_gather", "balanced_ring")
 HOW = {"gather": SCHEMES, "ring": ("zigzag", "balanced_ring"), "attend": ("balanced_gather",)}
 
@@ -217,12 +218,14 @@ def run(given: Given) -> int:
     head = common.machine(given.device) | {"peak": common.peak_product(given.device)}
     columns = ["tokens", "kernel", "tile", "fwd ms", "bwd ms", "TFLOP/s fwd", "TFLOP/s bwd", "s", "note", "verdict"]
     tables = [Table(given.out / "kernel_beside.json", columns, head)]
-    for seq_len in (256,) if given.small else (8192, 36_864):
+    for seq_len in (256,) if given.small else (8192, 36_864) * ("beside" in given.chosen(NAMES)):
         beside(bench, tables[0], seq_len)
     columns = [
         *("tokens", "packs", "R", "layout", "how", "fwd ms", "bwd ms", "slowest/mean", "over zigzag", "bwd/fwd"),
         *("TFLOP/s fwd", "TFLOP/s bwd", "of peak", "s", "verdict"),
     ]
+    if "layouts" not in given.chosen(NAMES):
+        return tables[0].red
     ends, began = given.ends, time.monotonic()
     for number, seq_len in enumerate((4096,) if given.small else (36_864, 131_072)):
         given.ends = began + (ends - began) * (number + 1) / 2

@@ -91,7 +91,7 @@ def large(folder: Path) -> None:
 
 def _advised(packs: Path, config: Any) -> float | None:
     """Seconds of a step without the network."""
-    question = make_question({"gpus": 8, "limit": 1000, "recompute": config.recompute})
+    question = make_question({"gpus": 8, "limit": 500, "recompute": config.recompute})
     for split in advise_dataset(str(packs), question).splits:
         same_place = (split.ulysses_degree, split.ring_degree) == (config.ulysses, config.ring)
         if same_place and split.kind == config.attention and (config.ring == 1 or split.layout == config.layout):

@@ -22,7 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     common.check_data(given.data)
     if given.device == "cuda" and not common.torch.cuda.is_available():
         sys.exit("torch finds no GPU; rehearse on the CPU: make gpu REHEARSE=1")
-    red: int = import_module(part).run(given)
+    module = import_module(part)
+    if unknown := set(given.only) - set(module.NAMES):
+        sys.exit(f"--only names {min(unknown)!r}; {part} has {'; '.join(module.NAMES) or 'no names'}")
+    red: int = module.run(given)
     print(f"{part}: {red} red" if red else f"{part}: no row is red")
     return min(red, 1)
 

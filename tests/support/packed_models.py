@@ -123,7 +123,7 @@ def write_source(folder: Path, documents: int, *, images: bool, annotated: bool 
         parts: list[dict[str, Any]] = []
         for image in range(n_images):
             name = f"{number}-{image}.png"
-            side = (60 + 31 * number, 200 - 17 * number)
+            side = (60 + 31 * (number % 9), 200 - 17 * (number % 9))
             Image.fromarray(noise.integers(0, 255, (*side, 3), np.uint8)).save(folder / name)
             parts += [{"type": "image", "image": name}, {"type": "text", "text": f"picture {image}"}]
         parts.append({"type": "text", "text": "what is this? " * (3 + 5 * number)})

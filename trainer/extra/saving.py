@@ -28,7 +28,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.model.savings import RECOMPUTE, Offload
 from preshard.trainer.attention.kept import KeptResults
 from preshard.trainer.core.config import TrainConfig
-from preshard.trainer.models.interface import decoder_layers
+from preshard.trainer.models.interface import PACKED, decoder_layers
 
 Waiting = Literal["none", "host", "disk"]
 WAITING: tuple[Waiting, ...] = get_args(Waiting)
@@ -126,9 +126,7 @@ def check_saving(recompute: str, offload: Offload, device_type: str) -> None:
 
 
 def _recompute_blocks(model: Any, *, selective: bool, offload: str, noise: bool) -> None:
-    settings: dict[str, Any] = {"use_reentrant": False}
-    if selective:
-        settings["context_fn"] = all_but_attention
+    of_packs = set(decoder_layers(model)) if model.get_decoder().config._attn_implementation == PACKED else set()
     waiting: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "none": nullcontext,
         "host": lambda: saved_tensors_hooks(
@@ -138,6 +136,9 @@ def _recompute_blocks(model: Any, *, selective: bool, offload: str, noise: bool)
     }
 
     def recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
+        settings: dict[str, Any] = {"use_reentrant": False}
+        if selective:
+            settings["context_fn"] = all_but_packed_attention if block in of_packs else all_but_attention
         with waiting[offload]():
             return checkpoint(forward if noise else partial(_without_noise, block, forward), *args, **settings)
 
@@ -171,10 +172,16 @@ class _Both:
         self.outer.__exit__(*error)
 
 
-def all_but_attention() -> tuple[_Both, _Both]:
-    """The contexts of a block's forward and of its repetition: attention, whose work grows with the square of a
-    document's length, is kept.
+def all_but_packed_attention() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """The contexts of a block's forward and of its repetition, where all attention is that of packs, which keeps its
+    results itself. Without torch's modes the host spends nothing on the block's other operators.
     """
+    kept = KeptResults()
+    return kept.forward, kept.again
+
+
+def all_but_attention() -> tuple[_Both, _Both]:
+    """The same where attention, whose work grows with the square of a document's length, may be any."""
     kept = KeptResults()
 
     def policy(_context: Any, function: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
@@ -257,12 +264,13 @@ def _from_file(stored: Stored) -> Tensor:
 def tile_mlps(model: Any, tiles: int) -> None:
     """Makes the MLPs of the language model's blocks take their tokens in tiles.
 
-    Like FSDP2, it gives each of these modules a class of its own that inherits from the module's, so that parameters
-    keep their names.
+    Like FSDP2, it gives these modules a class that inherits from theirs, so that parameters keep their names; one for
+    all of a kind, or each would be compiled by itself.
 
     Raises:
         ConfigError: a block has no MLP of a known name.
     """
+    kinds: dict[type, type] = {}
     for block in decoder_layers(model):
         found = [getattr(block, name) for name in MLP_NAMES if isinstance(getattr(block, name, None), nn.Module)]
         if not found:
@@ -272,7 +280,9 @@ def tile_mlps(model: Any, tiles: int) -> None:
             )
         for mlp in found:
             kind = type(mlp)
-            mlp.__class__ = type(f"Tiled{kind.__name__}", (kind,), {"forward": _in_tiles(kind.forward, tiles)})
+            if kind not in kinds:
+                kinds[kind] = type(f"Tiled{kind.__name__}", (kind,), {"forward": _in_tiles(kind.forward, tiles)})
+            mlp.__class__ = kinds[kind]
 
 
 def _in_tiles(forward: Callable[[Any, Tensor], Tensor], tiles: int) -> Callable[[Any, Tensor], Tensor]:

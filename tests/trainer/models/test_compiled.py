@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -168,6 +170,44 @@ def test_the_option_compiles_the_model_that_trains(
         found[flag] = graphs()
     assert found["--no-compile"] == 0
     assert found["--compile"] > 2
+
+
+WAYS: dict[str, list[str]] = {
+    "plain": [],
+    "MLPs tiled": ["--mlp-tiles", "2"],
+    "all computed again, MLPs tiled": ["--mlp-tiles", "2", "--recompute", "full"],
+    "attention kept": ["--recompute", "selective"],
+    "adapters": ["--lora", "2"],
+    "adapters, all computed again": ["--lora", "2", "--recompute", "full"],
+    "adapters, MLPs tiled": ["--lora", "2", "--mlp-tiles", "2"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_deep_model_has_the_graphs_of_a_shallow_one(
+    many_packs: Path, tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Fails when each layer is compiled by itself: torch leaves those beyond the 32nd graph plain."""
+    monkeypatch.setattr("preshard.trainer.extra.compiled.compile_blocks", partial(compile_blocks, backend="aot_eager"))
+    mesh = build_mesh("cpu", dp_replicate=1, dp_shard=1, ring_degree=1, ulysses_degree=1, cp_fsdp="all")
+    given = ["--data", many_packs / "dataset", "--steps", 1, "--compile", *WAYS[way]]
+    found = {}
+    for layers in (3, 6):  # a first layer gets no gradient for its input, where all before it is frozen
+        folder = shutil.copytree(many_packs / "model", tmp_path / str(layers))
+        written = json.loads((folder / "config.json").read_text())
+        kinds = written["layer_types"] * 3
+        (folder / "config.json").write_text(
+            json.dumps(written | {"num_hidden_layers": layers, "layer_types": kinds[:layers]})
+        )
+        load_model(folder, from_scratch=True).save_pretrained(folder)
+        config = cli.main([*map(str, given), "--model", str(folder)], standalone_mode=False)
+        job = prepare(config, rank=0, world_size=1)
+        torch._dynamo.reset()
+        counters.clear()
+        step(train.build_model(job, mesh, torch.device("cpu")), next(iter(job.dataset)))
+        found[layers] = graphs()
+    assert found[6] == found[3] > 2
 
 
 @pytest.mark.slow
