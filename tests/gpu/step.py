@@ -162,7 +162,7 @@ def run(given: Given) -> int:
                 continue
             if given.over:
                 break
-            with table.row(case=name, keys="as trained") as row:
+            with table.row(case=name) as row:
                 config = (
                     config_of(folder, wanted, device=given.device, ring=world)
                     if "ring" not in wanted

@@ -71,8 +71,8 @@ def steps(folder: Path) -> str:
         kinds = row["profile"]["kernel kinds"]
         seconds, flex = f"{row['s a step']:.2f}", f"{kinds['flex']:.0f}"
         memory = [f"{row[name]:.1f}" if row.get(name) else "" for name in ("peak GiB", "dry run", "estimate")]
-        found.append([row["case"], row["keys"], seconds, flex, f"{row['MFU']:.2f}", *memory])
-    columns = ["case", "keys", "seconds", "attention, ms", "MFU", "GiB", "dry run", "estimate"]
+        found.append([row["case"], "yes" if row.get("modes") else "", seconds, flex, f"{row['MFU']:.2f}", *memory])
+    columns = ["case", "torch's modes", "seconds", "attention, ms", "MFU", "GiB", "dry run", "estimate"]
     return table(columns, found)
 
 

@@ -41,6 +41,30 @@ def rehearse(part: str, data: Path, out: Path, *more: str) -> tuple[int, dict[st
 
 @slow
 @process
+def test_what_a_gpu_reads_can_be_made(tmp_path: Path) -> None:
+    """Fails when a name, a limit or a count that only the whole of it uses has moved: a card is lent for minutes."""
+    subprocess.run([sys.executable, HERE / "prepare.py", tmp_path], check=True)
+    made = {path.parent.name for path in tmp_path.glob("*/*/dataset") if (path / "manifest.json").exists()}
+    assert made >= {"qwen3", "qwen3_vl", "gpt_oss", "gemma4"}
+    expected = json.loads((tmp_path / "large" / "expected.json").read_text())
+    assert all(case["dry run"] > 0 for case in expected.values())
+    assert expected["selective"]["advise"] > 0
+
+
+@slow
+@process
+def test_names_that_nothing_has_are_refused(data: Path, tmp_path: Path) -> None:
+    """Fails when a slip of the pen measures everything."""
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        subprocess.run(
+            [sys.executable, str(HERE / "run.py"), "step", "--rehearse", "--data", str(data), "--only", "rings"],
+            check=True, capture_output=True, text=True, cwd=tmp_path,
+        )  # fmt: skip
+    assert "--only names 'rings'; step has selective; " in failed.value.stderr
+
+
+@slow
+@process
 @pytest.mark.parametrize("part", FIGURES)
 def test_a_part_runs_on_a_cpu(data: Path, tmp_path: Path, part: str) -> None:
     """Fails when what a part calls of the trainer has moved, or when a row is red without a fault."""
