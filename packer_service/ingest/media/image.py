@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import BinaryIO, cast
 
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape, Scaling
@@ -186,7 +186,8 @@ def _undecodable(file: MediaFile, error: Exception) -> Exception:
     """Damaged pixels can surface as nearly any exception; one with a number comes from the file system."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    return DocumentError("decode_failed", f"{file.label}: its pixels cannot be decoded ({type(error).__name__})")
+    why = " ".join(str(error).split()) or type(error).__name__
+    return DocumentError("decode_failed", f"{file.label}: its pixels cannot be decoded: {why}")
 
 
 def _reduced(
@@ -252,11 +253,18 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             file.seek(0)
-            what = described(file.read(BEGIN_BYTES))
-            reason = f"not an image that Pillow can open{'' if what is None else f'; it is {what}'}"
-            raise DocumentError("bad_image", f"{file.label}: {reason}") from error
+            raise DocumentError("bad_image", f"{file.label}: {_why_not(file.read(BEGIN_BYTES), error)}") from error
         with image:
             yield image
+
+
+def _why_not(begin: bytes, error: Exception) -> str:
+    """Reason for which Pillow does not open a file with these first bytes."""
+    what = described(begin)
+    if what is None:
+        return f"not an image of a format that is read ({', '.join(_FORMATS)}); convert it to PNG"
+    more = "" if isinstance(error, UnidentifiedImageError) else f": {error}; save it again"
+    return f"not an image that can be read; it is {what}{more}"
 
 
 def _turn(image: Image.Image, file: MediaFile) -> Image.Transpose | None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.family import CropShape, Scaling
@@ -272,6 +273,50 @@ def test_what_is_no_image_is_bad(data: bytes, reason: str) -> None:
         probe(data)
     assert caught.value.code == "bad_image"
     assert str(caught.value).startswith("inline bytes: ")
+
+
+def saved() -> dict[str, bytes]:
+    """A small photograph in every format that Pillow writes."""
+    Image.init()
+    found = {}
+    for name in sorted(Image.SAVE.keys() - {"EPS"}):  # which Pillow reads by running a program
+        for mode in ("RGB", "CMYK", "L", "1", "P"):
+            try:
+                found[name] = encoded(noise(64, 64).convert(mode), name)
+                Image.open(io.BytesIO(found[name])).load()
+                break
+            except Exception:  # a mode that the format does not have, or one that Pillow writes and cannot read
+                found.pop(name, None)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:IM image format:DeprecationWarning")
+def test_every_format_of_pillow_is_read_or_said_not_to_be() -> None:
+    """Fails when a file that Pillow opens is refused as none that it can, or without a remedy."""
+    read, said = set(), {}
+    for name, data in saved().items():
+        try:
+            probe(data)
+            read.add(name)
+        except DocumentError as error:
+            said[name] = str(error)
+    assert {name: line for name, line in said.items() if "convert it to" not in line or "Pillow" in line} == {}
+    assert read >= {"AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP"}
+
+
+def test_a_png_that_pillow_refuses_says_why() -> None:
+    """Fails when a PNG with a long text, as editors write them, is only "not an image"."""
+    text = PngInfo()
+    text.add_text("history", "x" * 2_000_000, zip=True)
+    with pytest.raises(DocumentError, match="it is a PNG image: Decompressed data too large"):
+        probe(encoded(PHOTO, "PNG", pnginfo=text))
+
+
+def test_a_jpeg_that_is_cut_short_says_so() -> None:
+    """Fails when the name of an exception is all that is said of a download that broke off."""
+    data = encoded(PHOTO, "JPEG")
+    with pytest.raises(DocumentError, match="its pixels cannot be decoded: image file is truncated"):
+        decode(data[: len(data) // 2], image_size=64)
 
 
 def test_a_large_image_is_no_attack() -> None:
