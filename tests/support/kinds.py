@@ -42,6 +42,7 @@ PROCESS_FOLDERS = (
     "tests/s3",
     "tests/test_api.py",
     "tests/test_cli.py",
+    "tests/test_packing.py",
     "tests/trainer/test_imports",
     "tests/trainer/training",
     "tests/verify",

@@ -101,11 +101,11 @@ class PackedDataset(IterableDataset[RankBatch]):
         given = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
         if not given:
             raise ReaderError("no dataset given; give at least one path with its weight")
-        self.readers = [PackReader(each, part, filesystem, **cache) for each, _ in given]
+        self.readers = [PackReader(DatasetFiles(each, filesystem, **cache), part) for each, _ in given]
         self._ahead = load_extra("store").AHEAD if ahead is None and self.readers[0].files.store else ahead or 0
         self.split = self.readers[0].split
-        _check_rank("dp_rank", dp_rank, "dp_size", dp_size)
-        _check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", self.split.cp_size)
+        check_rank("dp_rank", dp_rank, "dp_size", dp_size)
+        check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", self.split.cp_size)
         advice = next((reader.split.advice for reader in self.readers if reader.split.advice), "")
         if advice and dp_rank == cp_rank == 0:
             warnings.warn(advice, stacklevel=2)
@@ -284,6 +284,10 @@ def _stream(readers: Sequence[PackReader], weights: Sequence[float], seed: int, 
     return EndlessEpochs(sizes, windows=windows, shares=shares, seed=seed, phases=phases), name
 
 
-def _check_rank(name: str, rank: int, size_name: str, size: int) -> None:
+def check_rank(name: str, rank: int, size_name: str, size: int) -> None:
+    """
+    Raises:
+        ReaderError: there is no such rank.
+    """
     if not 0 <= rank < size:
         raise ReaderError(f"{name} is {rank}; with {size_name} {size} it must be at least 0 and below {size}")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 from PIL import Image
-from pyarrow.fs import FileSystem
 from torch import Tensor
 
 from preshard.schemas.errors import ImagesInvalid, MembersInvalid
@@ -120,19 +118,16 @@ class PackReader:
     """Reads a rank's part of any pack of a dataset.
 
     Args:
-        path: the dataset's folder, a path or a URI that pyarrow opens.
+        files: the dataset's, or packs in memory in place of them.
         part: what this rank reads of a pack.
-        filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
-        cache: as of :class:`DatasetFiles`.
 
     Raises:
         ReaderError: the dataset neither has the layout nor lets it be derived.
-        FormatError: the manifest or ``packs.parquet`` is missing or breaks the format.
+        FormatError: ``packs.parquet`` is missing or breaks the format.
     """
 
-    def __init__(self, path: str | Path, part: RankPart, filesystem: FileSystem | None = None, **cache: Any) -> None:
-        self.files = DatasetFiles(path, filesystem, **cache)
-        self.config = self.files.config
+    def __init__(self, files: DatasetFiles, part: RankPart) -> None:
+        self.files, self.config = files, files.config
         self.split = plan_split(
             self.config, layout=part.scheme, ring_degree=part.ring_degree, ulysses_degree=part.ulysses_degree
         )

@@ -11,6 +11,7 @@ from typing import Any
 from megatron.energon import Cooker, CrudeSample, Sample, basic_sample_keys, edataclass
 
 from preshard.trainer.data.batch import RankBatch
+from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.reader import PackReader, RankPart
 
 
@@ -64,6 +65,6 @@ class _Cook:
         path = sample["__sources__"][0].dataset_path
         name = str(path)
         if name not in self.readers:
-            self.readers[name] = PackReader(self.locations.get(name, name), self.part)
+            self.readers[name] = PackReader(DatasetFiles(self.locations.get(name, name)), self.part)
         pack = self.readers[name].read(int(sample["__key__"]), dataset=0, step=0, state={})
         return PackSample(**basic_sample_keys(sample), pack=pack)

@@ -115,6 +115,22 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
     return ready, left if kind in TABLES else []
 
 
+def form_of_rows(rows: Iterable[Any], label: str, config: PackConfig) -> str:
+    """The name of the form of rows in memory, by the columns of all of them.
+
+    Raises:
+        ConfigError: their columns are those of no form, or one of them must not be overlooked.
+    """
+    columns = {name: holds for name, holds in _of_rows(rows).items() if name not in config.ignore_columns}
+    form = find_form(config.form) if config.form != AUTO else detect(columns)
+    if form is None and columns:
+        raise ConfigError(f"{label}: {formless(columns)}")
+    form = form or MESSAGES  # no row of it can be read, and each is a reject
+    if reason := overlooked(columns, form, config.columns_read):
+        raise ConfigError(f"{label}: {reason}")
+    return form.name
+
+
 def _as_they_are(file: SourceFile, form: Form, columns: Columns) -> Columns:
     """Kinds, judged by first rows, of the columns that the form does not read and whose types do not tell."""
     left = [name for name, kind in columns.items() if kind == OTHER and not form.reads(name, columns)]

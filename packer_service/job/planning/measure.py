@@ -82,14 +82,14 @@ def measure_fragment(fragment: Fragment, config: PackConfig) -> Measured:
             kept = filtered_documents(source.documents_of(fragment.start, fragment.end), config.where)
         for row in _load_ahead(stored, fragment):
             if kept is None or kept[row.number]:
-                measured += _measure_row(row, fragment, config)
+                measured += measure_row(row, fragment, config)[0]
             else:
                 filtered[row.source] += 1
         return Measured(pa.Table.from_pylist(measured, schema=MEASURED), len(stored), [], filtered)
     read, unused = read_fragment(fragment), set[str]()
     rows = filtered_rows(read.rows, fragment.file, config, filtered)
-    for row in _read_ahead(rows, fragment.file, config, unused):
-        measured += _measure_row(row, fragment, config)
+    for row in parse_ahead(rows, fragment.file, config, unused):
+        measured += measure_row(row, fragment, config)[0]
     names = sorted({_plain(name) for name in unused - set(config.ignore_columns)})
     return Measured(pa.Table.from_pylist(measured, schema=MEASURED), read.n_lines, names[:MAX_UNUSED], filtered)
 
@@ -99,7 +99,7 @@ def _plain(name: str) -> str:
     return name[:MAX_UNUSED_NAME].encode("utf-8", "replace").decode()
 
 
-def _read_ahead(
+def parse_ahead(
     rows: Iterable[tuple[int, RowReference, Any]], file: SourceFile, config: PackConfig, unused: set[str]
 ) -> Iterator[SourceRow]:
     """Rows and what they say. Where that shows images in a store, those of the next rows are read meanwhile.
@@ -152,11 +152,14 @@ def _load_ahead(rows: Iterable[SourceRow], fragment: Fragment) -> Iterator[Sourc
             yield row
 
 
-def _measure_row(row: SourceRow, fragment: Fragment, config: PackConfig) -> list[dict[str, Any]]:
+def measure_row(
+    row: SourceRow, fragment: Fragment, config: PackConfig
+) -> tuple[list[dict[str, Any]], Sequence[RenderedDocument]]:
+    """A row of ``MEASURED`` for each piece of a document, and the pieces; of a rejected one a row that says why."""
     place = row.reference
     where = {"row": row.number, "offset": place.offset, "size": place.size, "doc_id": row.doc_id, "source": row.source}
     if isinstance(row.document, DocumentError):
-        return [{**where, **reason_columns("read", row.document)}]
+        return [{**where, **reason_columns("read", row.document)}], ()
     if row.document is not None:
         where["content"] = _row_hash(row.document, row)
     try:
@@ -164,11 +167,11 @@ def _measure_row(row: SourceRow, fragment: Fragment, config: PackConfig) -> list
             pieces = render_row(row, config)
             identity = identify(row, pieces, config)
     except DocumentError as error:
-        return [{**where, **reason_columns("measure", error)}]
+        return [{**where, **reason_columns("measure", error)}], ()
     if row.document is None:
         where["content"] = _stored_hash(pieces, row.source)
     first, *others = _lengths(where, pieces)
-    return [first | identity, *others]
+    return [first | identity, *others], pieces
 
 
 def _place(fragment: Fragment, row: SourceRow) -> str:

@@ -54,7 +54,7 @@ class ShardContents:
     """Reads the documents of a shard and decodes their media, one pack after the other. For one thread at a time.
 
     Args:
-        packs: the documents of each pack.
+        packs: the documents of each pack; those that are rendered already are not read again.
         config: the job's configuration.
         ended: set when nobody waits for a result any more: calls end after the document that they are at.
     """
@@ -62,7 +62,7 @@ class ShardContents:
     def __init__(self, packs: Sequence[Sequence[ShardDocument]], config: PackConfig, ended: Event) -> None:
         self._documents = [document for pack in packs for document in pack if not document.is_stored]
         self._config, self._ended = config, ended
-        self._ahead = set[ShardDocument]()
+        self._ahead = {document for document in self._documents if document.rendered is not None}
         """Documents of later packs that have been read."""
         self._shows: Shows | None = None
         self._waiting: dict[VideoName, _WaitingPictures] = {}

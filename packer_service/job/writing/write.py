@@ -52,7 +52,7 @@ def build_shard(
         folder: of the dataset's shards.
     """
     ended = Event()
-    builder = _ShardBuilder(shard.first_pack, packs, config, target, ended)
+    builder = ShardBuilder(shard.first_pack, packs, config, target, ended)
     try:
         written = write_shard(folder, shard.name, builder.samples())
     finally:
@@ -133,7 +133,7 @@ class _ShardRows:
         }
 
 
-class _ShardBuilder:
+class ShardBuilder:
     """Makes the samples of a shard one after the other, and collects their rows of the tables."""
 
     def __init__(
