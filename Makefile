@@ -21,7 +21,7 @@ help:
 	@echo "make lint          lint, types and import contracts alone"
 	@echo "make test-cluster  jobs that lose nodes, and whole jobs as in a pod: some minutes"
 	@echo "make test-matrix   whole grids; the tests of reader, attention and families with the oldest and newest torch and transformers"
-	@echo "make gpu           measure on a GPU, PART=exact|kernel|step|feed|learn; REHEARSE=1 runs all parts in small on the CPU"
+	@echo "make gpu           measure on a GPU, PART=exact|kernel|step|feed|learn, ONLY='names;of rows'; REHEARSE=1 runs all parts in small on the CPU"
 	@echo "make gpu-data      make what make gpu reads, in build/gpu"
 	@echo "make mutants       plant 20 small faults, one at a time, and say which of them no test notices: minutes"
 	@echo "make docs          build the pages and the reference into build/docs, warnings as errors"
@@ -136,7 +136,7 @@ ifdef REHEARSE
 	@$(MAKE) --no-print-directory .venv/installed
 	@$(BIN)/python -m pytest --quiet -s -n 0 -m "slow or not slow" tests/gpu
 else
-	@PYTHONDONTWRITEBYTECODE=1 timeout 540 $(GPU_PYTHON) tests/gpu/run.py $(PART)
+	@PYTHONDONTWRITEBYTECODE=1 timeout 540 $(GPU_PYTHON) tests/gpu/run.py $(PART) $(if $(ONLY),--only '$(ONLY)')
 endif
 
 gpu-data: .venv/installed
