@@ -207,7 +207,11 @@ def test_straggler_ratios_for_the_sizes_asked(
     """Fails when a size that cuts through the groups of equal cost is answered as if it had no straggler."""
     status, output, _ = run(capsys, "report", str(tiny_dataset), "--json", "--dp", "1,4")
     assert status == 0
-    assert list(json.loads(output)["straggler_ratio"]) == ["1", "4"]
+    figures = json.loads(output)
+    assert list(figures["straggler_ratio"]) == list(figures["encoder_straggler"]) == ["1", "4"]
+    loads = pq.read_table(tiny_dataset / "packs.parquet")["load"].to_numpy()
+    steps = loads[: len(loads) // 4 * 4].reshape(-1, 4)
+    assert figures["encoder_straggler"]["4"] == pytest.approx((steps.max(axis=1) / steps.mean(axis=1)).mean())
     file = lengths_file(tmp_path / "x.parquet", doc_id=["a"], tokens=[3], images=[0])
     for words in (["report", str(tiny_dataset), "--dp", "3"], ["plan", "--lengths", file, "--dp", "48"]):
         status, _, error = run(capsys, *words)

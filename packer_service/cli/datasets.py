@@ -48,14 +48,22 @@ def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) ->
     "--against", metavar="OTHER", help="Compare with another dataset, or with a file of `preshard plan --json`."
 )
 @dp_option
-def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int, ...]) -> None:
+@click.option("--loss", is_flag=True, help="Count tokens under loss too, in up to 512 packs, which are read for it.")
+def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int, ...], loss: bool) -> None:
     """Show how full and how balanced DATASET is, and what was lost and why."""
     if against is not None:
+        if loss:
+            raise ConfigError("report: --loss has no effect beside --against; leave it out")
         _compare(dataset, against, as_json, dp_sizes)
         return
     from preshard.packer_service.report.dataset import REJECTS_FILE, report_dataset
 
-    print_figures(report_dataset(dataset, dp_sizes), as_json, join(dataset, REJECTS_FILE))
+    found = report_dataset(dataset, dp_sizes)
+    if loss:
+        from preshard.packer_service.report.loss_tokens import count_loss_tokens
+
+        found = found.model_copy(update={"loss_tokens": count_loss_tokens(dataset)})
+    print_figures(found, as_json, join(dataset, REJECTS_FILE))
 
 
 def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:

@@ -21,6 +21,7 @@ from preshard.packer_service.report.records import (
     DatasetReport,
     ImageBalance,
     LayoutBalance,
+    LossTokens,
     PlanReport,
     RejectReason,
     mean_of,
@@ -76,6 +77,12 @@ def print_report(report: PlanReport, console: Console | None = None, rejects_fil
     stragglers = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.straggler_ratio.items())
     say(f"straggler ratio by data-parallel size: {stragglers or 'n/a: too few packs'}")
     if isinstance(report, DatasetReport):
+        if report.encoder_straggler:
+            encoder = ", ".join(f"{size}: {ratio:.4f}" for size, ratio in report.encoder_straggler.items())
+            say(f"encoder straggler by data-parallel size: {encoder}")
+        if report.loss_tokens is not None:
+            for line in loss_lines(report.loss_tokens):
+                say(line)
         if report.annotations:
             say(f"columns joined later, by documents that have a value: {_most(report.annotations)}")
         for line in unread_lines(report.unused_columns, report.unread_files, report.filtered):
@@ -106,6 +113,19 @@ def print_balances(balances: Balances, to: Console) -> None:
     to.print(_table(("image boundaries",), IMAGE_FIGURES, images))
     for line in legend(shown(IMAGE_FIGURES, "report")):
         say(line)
+
+
+def loss_lines(loss: LossTokens) -> list[str]:
+    """Lines on the tokens under loss of the packs of a step and of the ranks of a pack."""
+    stragglers = ", ".join(f"{size}: {ratio:.3f}" for size, ratio in loss.straggler.items())
+    lines = [
+        f"tokens under loss: {loss.mean:,.0f} a pack, of {several(loss.packs, 'pack')} that were read",
+        f"  most of a step's packs over their mean, by data-parallel size: {stragglers or 'n/a: too few packs'}",
+    ]
+    for scheme, degrees in loss.ranks.items():
+        ratios = ", ".join(f"{degree}: {ratio:.3f}" for degree, ratio in degrees.items() if degree > 1)
+        lines += [f"  most of a pack's ranks over their mean, {scheme} by ring degree: {ratios}"] * bool(ratios)
+    return lines
 
 
 def limit_line(limit: FillLimit) -> str:

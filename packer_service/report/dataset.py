@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from preshard.packer_service.plan.records import Figures, FillLimit, Mixture, SourceShare, Thinned
-from preshard.packer_service.report.fill import straggler_ratios
+from preshard.packer_service.report.fill import encoder_stragglers, straggler_ratios
 from preshard.packer_service.report.records import DatasetReport, RejectReason, SourceTotals, StoredFigures
 from preshard.packer_service.report.run import JobFacts, read_run
 from preshard.packer_service.report.stored import read_figures
@@ -71,6 +73,8 @@ def report_figures(
         straggler = straggler_ratios(read_numbers(folder, "packs.parquet", "cost"), config, dp_sizes)
     known = dict(figures) | dict(mixture_of(run, figures.sources, config, counts.left_out))
     known |= {"straggler_ratio": straggler, "limit": run.limit}
+    loads = read_numbers(folder, "packs.parquet", "load") if counts.images else np.zeros(0, np.int64)
+    known["encoder_straggler"] = encoder_stragglers(loads, config, dp_sizes)
     return DatasetReport(
         **{name: known[name] for name in known if name in DatasetReport.model_fields and name != "documents"},
         dataset_id=manifest.dataset_id,

@@ -101,6 +101,17 @@ def straggler_ratios(
     return {size: straggler_ratio(cost, size) for size in sizes if size <= len(cost)}
 
 
+def encoder_stragglers(
+    loads: Int64[np.ndarray, "packs"], config: PackConfig, dp_sizes: Sequence[int] = ()
+) -> dict[int, float]:
+    """Straggler ratios of the vision encoder's work alone, by data-parallel size; none where no pack has any.
+
+    Raises:
+        PlanError: a data-parallel size does not divide the window.
+    """
+    return straggler_ratios(loads.astype(np.float64), config, dp_sizes) if loads.any() else {}
+
+
 def _percentiles(cost: Float64[np.ndarray, "packs"]) -> dict[int, float]:
     ordered = np.sort(cost)
     return {p: float(ordered[(len(ordered) - 1) * p // 100]) for p in _PERCENTILES if len(ordered)}

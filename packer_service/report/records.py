@@ -102,6 +102,16 @@ class PackFill(Figures):
     )
 
 
+class EncoderSteps(Figures):
+    """Evenness of the vision encoder's work in a step, which is waited for by itself where ranks meet behind it."""
+
+    encoder_straggler: dict[int, float] = Field(
+        description="By data-parallel size: mean over steps of the largest work of the vision encoder for a pack over "
+        "its mean. Empty without images.",
+        examples=[{"1": 1.0, "2": 1.0215}],
+    )
+
+
 class PlanFill(PackFill):
     """The same with the totals of a plan."""
 
@@ -206,10 +216,25 @@ class PlanReport(PlanFill, Losses, Mixture, Balances):
     plan_seconds: float = Field(description="Time that planning took.")
 
 
-class DatasetReport(PlanReport, Unread, Warned):
+class LossTokens(Figures):
+    """Tokens under loss, which alone have logits, in packs that were read."""
+
+    packs: int = Field(description="Packs that were read: whole groups of the order of steps, at even distances.")
+    mean: float = Field(description="Mean tokens under loss of a pack.")
+    straggler: dict[int, float] = Field(
+        description="By data-parallel size: mean over steps of the most tokens under loss of a pack over their mean."
+    )
+    ranks: dict[str, dict[int, float]] = Field(
+        description="By layout and ring degree: mean over packs with any of the most tokens under loss of a ring rank "
+        "over their mean."
+    )
+
+
+class DatasetReport(PlanReport, EncoderSteps, Unread, Warned):
     """Figures of a packed dataset: those of `preshard report --json`."""
 
     dataset_id: str
+    loss_tokens: LossTokens | None = Field(None, description="Null unless it is asked for: samples are read for it.")
     annotations: dict[str, int] = Field(
         description="Columns that were joined to it later, each with the rows of documents that have a value."
     )

@@ -93,6 +93,8 @@ def test_the_overview_is_the_report(client: TestClient, report: dict[str, Any], 
     assert report["limit"] is not None
     assert {name: detail[name] for name in names} == {name: report[name] for name in names}
     assert detail["counts"]["packs"] == report["packs"]
+    assert get(client, "/encoder") == {"encoder_straggler": report["encoder_straggler"]}
+    assert len(report["encoder_straggler"]) > 1
     documents, rejects = (pq.read_table(path / f"{name}.parquet").to_pylist() for name in ("documents", "rejects"))
     for source in detail["sources"]:
         own = [row for row in documents if row["source"] == source["source"]]

@@ -10,6 +10,8 @@ from preshard.packer_service.http.parameters import Paged
 from preshard.packer_service.http.service import DatasetRoute, service_of
 from preshard.packer_service.report.compare import ComparedSide, compared_side
 from preshard.packer_service.report.dataset import mixture_of, warnings_of
+from preshard.packer_service.report.fill import encoder_stragglers
+from preshard.packer_service.report.records import EncoderSteps
 from preshard.packer_service.report.run import JobFacts
 
 listed = APIRouter(prefix="/v1/datasets", tags=["datasets"])
@@ -41,6 +43,13 @@ def compared_figures(dataset: ServedDataset) -> ComparedSide:
         lengths=figures.lengths,
         configuration=dataset.manifest.config,
     )
+
+
+@router.get("/encoder", summary="How even the vision encoder's work is in a step")
+def encoder(dataset: ServedDataset) -> EncoderSteps:
+    """Straggler ratios by data-parallel size, as in `preshard report --json`, from a column of `packs.parquet`."""
+    loads = dataset.numbers("packs.parquet", "load")
+    return EncoderSteps(encoder_straggler=encoder_stragglers(loads, dataset.config))
 
 
 @listed.get("", summary="Every dataset below the root")

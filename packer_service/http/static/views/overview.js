@@ -1,5 +1,6 @@
 // How full a dataset is, how even its steps are, and how large its documents and packs are.
 
+import { get } from "../api.js";
 import { chart } from "../charts.js";
 import { h } from "../dom.js";
 import { binary, bytes, day, flops, integer, percent, plural, times } from "../format.js";
@@ -120,6 +121,23 @@ function stragglers(detail) {
       { label: "Straggler ratio", number: true, value: ([, ratio]) => ratio.toFixed(4) },
     ],
   });
+}
+
+/** How even the vision encoder's work is by itself, which other ranks wait for where they meet behind it. */
+function encoder({ name }) {
+  const shown = get(["datasets", name, "encoder"]).then(({ encoder_straggler: ratios }) =>
+    table({
+      caption: "Encoder stragglers by data-parallel size",
+      rows: Object.entries(ratios).sort(([a], [b]) => a - b),
+      empty: "The dataset has no step of whole packs.",
+      columns: [
+        { label: "Ranks", head: true, value: ([size]) => integer(Number(size)) },
+        { label: "Encoder straggler", number: true, value: ([, ratio]) => ratio.toFixed(4) },
+      ],
+    }),
+  );
+  const note = "The mean over steps of the largest work of the vision encoder for a pack over its mean. It is part of the cost, and counts by itself where ranks wait for each other behind the encoder.";
+  return card("The vision encoder alone", shown, { note });
 }
 
 /** Whether all bars are equally wide; if not, they are drawn side by side, each labelled with the start of its range. */
@@ -285,6 +303,7 @@ export function overview(detail) {
     packs > 0 && advised(detail),
     h("section", { class: "card", "aria-label": "Totals" }, summary(detail)),
     packs > 0 && pictures(detail),
+    detail.counts.images > 0 && encoder(detail),
     detail.sources.length > 0 && card("Sources", sources(detail)),
     card("Not read", unread(detail)),
     h("section", { class: "card", "aria-label": "Origin" }, origin(detail)),
