@@ -36,12 +36,29 @@ def qwen_encoder(vision: Settings) -> VisionEncoder:
 
 def glm_encoder(vision: Settings) -> VisionEncoder:
     """The encoder of GLM: its blocks are as wide inside as the rows are, its merger as wide as the setting says."""
+    return _encoder_with_merger(vision, inner=vision["out_hidden_size"], merger=vision["intermediate_size"])
+
+
+def glm_ocr_encoder(vision: Settings) -> VisionEncoder:
+    """The encoder of GLM-OCR: its blocks are as wide inside as the setting says, its merger three times the rows."""
+    colours = vision["in_channels"]
+    return _encoder_with_merger(vision, inner=vision["intermediate_size"], merger=colours * vision["out_hidden_size"])
+
+
+def _encoder_with_merger(vision: Settings, *, inner: int, merger: int) -> VisionEncoder:
+    """An encoder of GLM.
+
+    Args:
+        vision: its section.
+        inner: width inside an MLP of its blocks.
+        merger: width inside the MLP behind them.
+    """
     patch, rows = vision["patch_size"], vision["out_hidden_size"]
     return VisionEncoder(
         patch_size=[patch, patch],
         temporal_patch_size=vision["temporal_patch_size"],
         hidden_size=vision["hidden_size"],
-        intermediate_size=rows,
+        intermediate_size=inner,
         mlp_matrices=3,
         layers=vision["depth"],
         windowed_layers=0,
@@ -50,7 +67,7 @@ def glm_encoder(vision: Settings) -> VisionEncoder:
         # a convolution over a square of patches, then a square matrix and three of a gated MLP
         row_inputs=vision["hidden_size"] * vision["spatial_merge_size"] ** 2,
         row_hidden=rows,
-        row_outputs=rows + 3 * vision["intermediate_size"],
+        row_outputs=rows + 3 * merger,
     )
 
 
@@ -175,6 +192,7 @@ ENCODERS: dict[str, Callable[[Settings], VisionEncoder]] = {
         lambda config: qwen_encoder(config["vision_config"]),
     ),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), lambda config: glm_encoder(config["vision_config"])),
+    "glm_ocr": lambda config: glm_ocr_encoder(config["vision_config"]),
     "internvl": _of_internvl,
     "mistral3": _of_mistral,
     "molmo2": lambda config: molmo_encoder(config["vision_config"], config["adapter_config"]),

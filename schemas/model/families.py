@@ -58,6 +58,7 @@ FAMILIES: dict[str, FamilyFacts] = {
     "glm4v": FamilyFacts(file="glm", inputs="qwen_vl", text=("glm4v_text",)),
     "glm4v_moe": FamilyFacts(file="glm", inputs="qwen_vl", text=("glm4v_moe_text",)),
     "glm46v": FamilyFacts(file="glm", inputs="qwen_vl", text=("glm4v_text", "glm4v_moe_text")),
+    "glm_ocr": FamilyFacts(file="glm", inputs="qwen_vl", text=("glm_ocr_text",), since=(5, 23)),
     "gemma3": FamilyFacts(file="gemma3", inputs="gemma3", text=("gemma3_text",), tiles="whole", since=(5, 23)),
     "mistral3": FamilyFacts(
         file="mistral3",

@@ -445,7 +445,8 @@ def test_a_model_folder_gives_the_dimensions(tmp_path: Path, family: str) -> Non
         (tmp_path / name).write_text(json.dumps(values))
     found = folder_sizes(str(tmp_path))
     layers = 3 if family.startswith("gemma") else 2
-    assert (found.hidden, found.layers, found.heads, found.kv_heads, found.head_dim) == (64, layers, 4, 2, 16)
+    head_dim = 32 if family == "glm_ocr" else 16
+    assert (found.hidden, found.layers, found.heads, found.kv_heads, found.head_dim) == (64, layers, 4, 2, head_dim)
     assert (found.vision_parameters > 0) == (family != "qwen3")
 
 

@@ -153,15 +153,23 @@ def _write_video(path: Path, noise: np.random.Generator) -> None:
         container.mux(stream.encode())
 
 
-def make_model(folder: Path, family: str, progress: Any, *, documents: int = 9, annotated: bool = True) -> None:
+def make_model(
+    folder: Path,
+    family: str,
+    progress: Any,
+    *,
+    documents: int = 9,
+    annotated: bool = True,
+    settings: Sequence[str] = (),
+) -> None:
     """A tiny model with random weights in ``folder/model``, and documents packed for it in ``folder/dataset``.
 
-    There is a document with a video more where the model takes any.
+    There is a document with a video more where the model takes any. ``settings`` go before :data:`SETTINGS`.
     """
     base, changed = ("qwen3", TEXT_MODELS[family]) if family in TEXT_MODELS else IMAGE_MODELS.get(family, (family, {}))
     write_model_folder(folder / "model", base, vocabulary=VOCABULARY, files={"config.json": changed})
     write_source(folder / "source", documents, images=base in FAMILIES, annotated=annotated)
-    config = load_config(None, [*SETTINGS, f"model={folder / 'model'}"])
+    config = load_config(None, [*SETTINGS, *settings, f"model={folder / 'model'}"])
     pack([str(folder / "source" / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
     load_model(folder / "model", from_scratch=True, seed=1).save_pretrained(folder / "model")
 

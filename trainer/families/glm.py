@@ -1,4 +1,4 @@
-"""GLM-4.1V, GLM-4.5V and GLM-4.6V: patches of the Qwen-VL models, each pair of frames an image."""
+"""GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR: patches of the Qwen-VL models, each pair of frames an image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _places(core: Any, pairs: Tensor) -> dict[str, Any]:
 
 
 MODELS = dict.fromkeys(
-    ("glm4v", "glm4v_moe", "glm46v"),
+    ("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
     ModelFamily(
         cut=cut_squares, normalise=normalise_squares, encode=_encode, stand_in=make_smallest, side_by_side=True
     ),

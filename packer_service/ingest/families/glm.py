@@ -1,4 +1,4 @@
-"""GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures near their own size, pairs of frames as images before their times."""
+"""GLM-4.1V, GLM-4.5V, GLM-4.6V and GLM-OCR: pictures near their size, pairs of frames before their times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from preshard.packer_service.ingest.families.settings import (
     Section,
 )
 from preshard.schemas.errors import ConfigError, DocumentError
-from preshard.schemas.model.encoders import glm_encoder
+from preshard.schemas.model.encoders import glm_encoder, glm_ocr_encoder
 from preshard.schemas.sections import ImageBackend
 
 IMAGE_START, IMAGE_END = "<|begin_of_image|>", "<|end_of_image|>"
@@ -44,6 +44,11 @@ ENCODER: dict[str, Any] = {
     **{"patch_size": 14, "temporal_patch_size": FRAMES, "spatial_merge_size": 2},
 }
 """Values of the encoder's class for keys that a ``config.json`` leaves out."""
+
+OCR_ENCODER: dict[str, Any] = {
+    **{**ENCODER, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 1536, "in_channels": 3},
+}
+"""The same of GLM-OCR."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +115,15 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> GlmFamily:
     image = folder.image_processor(("Glm4vImageProcessor", "Glm46VImageProcessor"))
     video = folder.video_processor(("Glm4vVideoProcessor", "Glm46VVideoProcessor"))
     whole = folder.processor()
-    vision = folder.vision(ENCODER)
+    is_ocr = folder.model_type == "glm_ocr"
+    vision = folder.vision(OCR_ENCODER if is_ocr else ENCODER)
     sizes = shared_sizes(image, video, ENCODER["patch_size"])
     limits = [_limits(section, own) for section, own in ((image, IMAGE_LIMITS), (video, VIDEO_LIMITS))]
     for section in (image, video):
         section.fixed({**STEPS, "resample": BICUBIC, "temporal_patch_size": FRAMES})
     for name, value in sizes.items():
         folder.agree(image, name, value, vision["spatial_merge_size" if name == "merge_size" else name])
-    encoder = glm_encoder(vision)
+    encoder = (glm_ocr_encoder if is_ocr else glm_encoder)(vision)
     processor = _processor(folder, (whole, image))
     settings = {"inputs": "qwen_vl", **sizes, **folder.inputs(encoder, backend, (image, video), (CLIP, CLIP))}
     for section in (image, video, whole):
@@ -149,7 +155,7 @@ def _processor(folder: ModelFolder, sections: Sequence[Section]) -> str:
     """The processor's class, looked for where ``AutoProcessor`` does: it decides how times are written."""
     named = [section.take("processor_class", "") for section in sections]
     named.append(folder.named_token("processor_class", ""))
-    named.append(PROCESSORS[folder.model_type == "glm46v"])
+    named.append(PROCESSORS[folder.model_type in ("glm46v", "glm_ocr")])
     found = next(str(name) for name in named if name)
     if found not in PROCESSORS:
         raise ConfigError(
@@ -167,17 +173,18 @@ _EXPERTS = {
     **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1},
     **{"first_k_dense_replace": 1, "attention_bias": True},
 }
+_OCR = {"head_dim": 32, "rope_parameters": {**tiny.ROPE, "mrope_section": [4, 6, 6]}}
 
 
 def _tiny_config(
-    text: dict[str, Any], ids: dict[str, int], *, model_type: str, name: str, parts: str, experts: Mapping[str, Any]
+    text: dict[str, Any], ids: dict[str, int], *, model_type: str, name: str, parts: str, changed: Mapping[str, Any]
 ) -> dict[str, Any]:
     sections = {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
-    text = {key: value for key, value in text.items() if experts or key != "head_dim"}
+    text = {key: value for key, value in text.items() if changed or key != "head_dim"}
     return {
         **{"model_type": model_type, "architectures": [f"{name}ForConditionalGeneration"]},
         **{key: ids[mark] for key, mark in _NAMED.items()},
-        "text_config": {"model_type": f"{parts}_text", **text, **experts, "rope_parameters": {**tiny.ROPE, **sections}},
+        "text_config": {"model_type": f"{parts}_text", **text, "rope_parameters": {**tiny.ROPE, **sections}, **changed},
         "vision_config": {
             **{"model_type": f"{parts}_vision", **tiny.DEEP_VISION},
             **{"image_size": 112, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2},
@@ -207,10 +214,10 @@ _PUBLISHED = {
 }
 
 
-def _tiny(model_type: str, name: str, parts: str, experts: Mapping[str, Any], processor: str) -> tiny.TinyModel:
+def _tiny(model_type: str, name: str, parts: str, changed: Mapping[str, Any], processor: str) -> tiny.TinyModel:
     return tiny.TinyModel(
         marks=(*tiny.MARKS[:3], *_NAMED.values()),
-        config=partial(_tiny_config, model_type=model_type, name=name, parts=parts, experts=experts),
+        config=partial(_tiny_config, model_type=model_type, name=name, parts=parts, changed=changed),
         placeholders=(f"{IMAGE_START}<|image|>{IMAGE_END}", f"{VIDEO_START}<|video|>{VIDEO_END}"),
         processors=_processors(processor),
         published=_PUBLISHED,
@@ -221,4 +228,5 @@ TINY = {
     "glm4v": _tiny("glm4v", "Glm4v", "glm4v", {}, "Glm4v"),
     "glm4v_moe": _tiny("glm4v_moe", "Glm4vMoe", "glm4v_moe", _EXPERTS, "Glm4v"),
     "glm46v": _tiny("glm46v", "Glm46V", "glm4v", {}, "Glm46V"),
+    "glm_ocr": _tiny("glm_ocr", "GlmOcr", "glm_ocr", _OCR, "Glm46V"),
 }

@@ -153,7 +153,9 @@ def _glm(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:
     start, end = ids["<|begin_of_image|>"], ids["<|end_of_image|>"]
     whole, image, _ = processors(files)
     named = [whole.get("processor_class"), image.get("processor_class"), named_token(files, "processor_class", "")]
-    wrote = next((name for name in named if name), "Glm46VProcessor" if kind == "glm46v" else "Glm4vProcessor")
+    wrote = next(
+        (name for name in named if name), "Glm46VProcessor" if kind in ("glm46v", "glm_ocr") else "Glm4vProcessor"
+    )
     return Marks(
         image=(Block(),),
         frame=_between(start, end),

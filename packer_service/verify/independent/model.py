@@ -161,6 +161,10 @@ _QWEN: dict[str, Json] = {
     "glm": {
         **{"depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "out_hidden_size": 4096, "patch_size": 14},
     },
+    "glm_ocr": {
+        **{"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 1536, "patch_size": 14},
+        "in_channels": 3,
+    },
     "": {
         **{"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 3584, "patch_size": 16},
         "deepstack_visual_indexes": (),
@@ -205,21 +209,24 @@ def _qwen(model: Json, parts: tuple[Json, Json, Json]) -> Json:
 
 
 def _glm(model: Json, parts: tuple[Json, Json, Json]) -> Json:
-    vision = _vision(model, {**_QWEN["glm"], "temporal_patch_size": 2, "spatial_merge_size": 2})
-    width = vision["out_hidden_size"]
+    own = _QWEN.get(model["model_type"], _QWEN["glm"])
+    vision = _vision(model, {**own, "temporal_patch_size": 2, "spatial_merge_size": 2})
+    width, inner = vision["out_hidden_size"], vision["intermediate_size"]
+    # the older encoders have the width of the rows inside a block, and that of the setting in the merger
+    inside, merger = (inner, width * vision["in_channels"]) if "in_channels" in vision else (width, inner)
     return {
         **_shared(parts[1], _QWEN["glm"]["patch_size"]),
         **_encoder(
             [vision["patch_size"]] * 2,
             temporal_patch_size=vision["temporal_patch_size"],
             hidden_size=vision["hidden_size"],
-            intermediate_size=width,
+            intermediate_size=inside,
             mlp_matrices=3,
             layers=vision["depth"],
             patch_inputs=3 * vision["temporal_patch_size"] * vision["patch_size"] ** 2,
             row_inputs=vision["hidden_size"] * vision["spatial_merge_size"] ** 2,
             row_hidden=width,
-            row_outputs=width + 3 * vision["intermediate_size"],
+            row_outputs=width + 3 * merger,
         ),
     }
 

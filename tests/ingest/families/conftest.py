@@ -8,7 +8,7 @@ from model_oracle import VOCABULARY, Oracle
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.model.families import FAMILIES as FOLLOWED
 
-SAME = {"qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe"}
+SAME = {"qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe", "glm_ocr"}
 """Models whose processor is another's."""
 
 

@@ -32,6 +32,7 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("qwen3_5", "hybrid", "balanced_ring", {"ulysses": 2, "ring": 2}, {"recompute": "full"}),
     ("qwen3_next", "gather", "zigzag", {"ring": 4}, {"recompute": "selective"}),
     ("glm4v_moe", "gather", "balanced_ring", {"ring": 2}, {}),
+    ("glm_ocr", "ring", "balanced_ring", {"ring": 4}, {}),
     ("gemma4-experts", "ulysses", "zigzag", {"ulysses": 2}, {}),
     ("gemma4-small", "gather", "contiguous", {"ring": 2}, {"recompute": "full"}),
     ("gemma3", "hybrid", "balanced_gather", {"ulysses": 2, "ring": 2}, {"recompute": "selective"}),
@@ -49,7 +50,7 @@ def _loaded(folder: str) -> Any:
     return load_model(folder, dtype=torch.float64)
 
 
-SELDOM = {"qwen3", "molmo2-ring", "qwen3_5", "glm4v_moe", "gemma4-experts", "mistral3", "qwen3_vl-gather"}
+SELDOM = {"qwen3", "molmo2-ring", "qwen3_5", "glm4v_moe", "glm_ocr", "gemma4-experts", "mistral3", "qwen3_vl-gather"}
 
 
 @pytest.mark.parametrize(
