@@ -111,7 +111,7 @@ def internvl_encoder(vision: Settings, *, ratio: float, text: int | None) -> Vis
 
 
 def pixtral_encoder(vision: Settings, *, merged: int, text: int) -> VisionEncoder:
-    """The encoder of Mistral 3.
+    """The encoder of Mistral 3 and LightOnOCR.
 
     Args:
         vision: its section.
@@ -194,7 +194,7 @@ ENCODERS: dict[str, Callable[[Settings], VisionEncoder]] = {
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), lambda config: glm_encoder(config["vision_config"])),
     "glm_ocr": lambda config: glm_ocr_encoder(config["vision_config"]),
     "internvl": _of_internvl,
-    "mistral3": _of_mistral,
+    **dict.fromkeys(("mistral3", "lighton_ocr"), _of_mistral),
     "molmo2": lambda config: molmo_encoder(config["vision_config"], config["adapter_config"]),
     "gemma3": _of_gemma(2),
     "gemma4": _of_gemma(3),

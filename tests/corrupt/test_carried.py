@@ -13,7 +13,18 @@ from preshard.packer_service.verify.carried import CarriedCheck
 from preshard.schemas.config import parse_config
 from preshard.schemas.manifest import Manifest
 
-FAMILIES = ("qwen3_5", "glm4v", "glm46v", "glm_ocr", "gemma3", "gemma4", "molmo2", "internvl", "mistral3")
+FAMILIES = (
+    "qwen3_5",
+    "glm4v",
+    "glm46v",
+    "glm_ocr",
+    "gemma3",
+    "gemma4",
+    "molmo2",
+    "internvl",
+    "mistral3",
+    "lighton_ocr",
+)
 
 
 def faults(data: Any, manifest: dict[str, Any]) -> list[str]:

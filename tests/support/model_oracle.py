@@ -160,6 +160,8 @@ class Oracle:
             made = self._processed(document)
         except (ValueError, RuntimeError) as error:  # torch's own for a picture without pixels
             return Refused(str(error))
+        if self.family.model_type == "lighton_ocr" and (made.get("image_sizes", np.array(28)) < 28).any():
+            return Refused("it writes no row, and its projector refuses the picture")
         ids = made["input_ids"]
         with torch.no_grad():
             positions = positions_of(self.model, made)

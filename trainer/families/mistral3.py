@@ -1,8 +1,9 @@
-"""Mistral 3 with Pixtral's encoder: pictures of their own shape, filled up to the largest."""
+"""Mistral 3 and LightOnOCR with Pixtral's encoder: pictures of their own shape, filled up to the largest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,15 @@ def _normalise(settings: Settings, levels: Levels) -> dict[str, Tensor]:
     return {"pixel_values": pixels.masked_fill_((rows[:, None] >= high) | (columns >= wide), 0.0)}
 
 
-def _encode(core: Any, inputs: Inputs) -> Features:
+def _encode(core: Any, inputs: Inputs, *, encoder: str, projector: str) -> Features:
+    tower = getattr(core, encoder)
     # The model's own call reads sizes on the device; its two parts take them on the host.
     sizes = inputs["image_sizes"].tolist()
     pixels = move_to_model(core, inputs["pixel_values"])
-    patch = core.vision_tower.patch_size
+    patch = tower.patch_size
     edges = torch.tensor([0, *((high // patch) * (wide // patch) for high, wide in sizes)]).cumsum(0)
-    patches = core.vision_tower(pixels, image_sizes=sizes, edges=edges, return_dict=True).last_hidden_state
-    rows: Tensor = core.multi_modal_projector(patches[0], sizes)
+    patches = tower(pixels, image_sizes=sizes, edges=edges, return_dict=True).last_hidden_state
+    rows: Tensor = getattr(core, projector)(patches[0], sizes)
     return rows
 
 
@@ -56,5 +58,15 @@ def _make_smallest(config: Any) -> dict[str, Tensor]:
 
 
 MODELS = {
-    "mistral3": ModelFamily(cut=_cut, normalise=_normalise, encode=_encode, stand_in=_make_smallest, side_by_side=True)
+    name: ModelFamily(
+        cut=_cut,
+        normalise=_normalise,
+        encode=partial(_encode, encoder=encoder, projector=projector),
+        stand_in=_make_smallest,
+        side_by_side=True,
+    )
+    for name, encoder, projector in (
+        ("mistral3", "vision_tower", "multi_modal_projector"),
+        ("lighton_ocr", "vision_encoder", "vision_projection"),
+    )
 }

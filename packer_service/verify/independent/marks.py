@@ -180,7 +180,9 @@ def _internvl(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # noqa
     return Marks(image=block, frame=block)
 
 
-def _mistral3(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # noqa: ARG001
+def _mistral3(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:
+    if kind == "lighton_ocr":
+        return Marks(image=(Block(),), frame=())
     whole = read_json(files, PROCESSOR)
     names = ("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]")
     line, end = (ids[str(whole.get(name) or default)] for name, default in names)

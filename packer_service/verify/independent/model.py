@@ -51,6 +51,8 @@ def row_tokens(files: Files, family: str) -> list[str]:
     if family == "molmo2":
         return ["<im_patch>"]
     if family == "mistral3":
+        if read_json(files, CONFIG).get("model_type") == "lighton_ocr":
+            return [named_token(files, "image_token", "<|image_pad|>")]
         return [str(read_json(files, PROCESSOR).get("image_token") or "[IMG]")]
     return [named_token(files, *each) for each in names[family]]
 
@@ -288,9 +290,10 @@ def _internvl(model: Json, parts: tuple[Json, Json, Json]) -> Json:  # noqa: ARG
 
 def _mistral3(model: Json, parts: tuple[Json, Json, Json]) -> Json:
     defaults = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096, "num_channels": 3}
+    is_ocr = model["model_type"] == "lighton_ocr"
     vision = _vision(model, {**defaults, "patch_size": 16 if model.get("vision_config") else 14})
-    merged, hidden = _or(parts[0], "spatial_merge_size", 1), vision["hidden_size"]
-    width = _text(model).get("hidden_size", 5120)
+    merged, hidden = _or(parts[0], "spatial_merge_size", 2 if is_ocr else 1), vision["hidden_size"]
+    width = _text(model).get("hidden_size", 1024 if is_ocr else 5120)
     return {
         "pooling": merged,
         **_encoder(

@@ -44,7 +44,7 @@ def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
     assert loaded.family.model_type == family
     assert isinstance(loaded.family, TextFamily) == (family == "qwen3")
     assert {"config.json"} <= loaded.sha256.keys()
-    processors = {IMAGES} if family in ("gemma3", "mistral3") else {IMAGES, VIDEOS}
+    processors = {IMAGES} if family in ("gemma3", "mistral3", "lighton_ocr") else {IMAGES, VIDEOS}
     assert family == "qwen3" or processors <= loaded.sha256.keys()
 
 

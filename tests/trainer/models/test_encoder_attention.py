@@ -19,7 +19,7 @@ from preshard.trainer.models import interface
 from preshard.trainer.models.load import load_model
 from preshard.trainer.models.packed import PackedModel
 
-SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3"]
+SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3", "lighton_ocr"]
 
 
 def test_these_are_the_encoders() -> None:
@@ -30,14 +30,17 @@ def test_these_are_the_encoders() -> None:
 
 
 @pytest.mark.process  # the packs are made by a job
-@pytest.mark.parametrize("family", SIDE_BY_SIDE)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name == "lighton_ocr")) for name in SIDE_BY_SIDE]
+)
 def test_features_are_those_of_a_call_for_each_image(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     """Fails when a patch sees another image, images change places, each is a call again, or each layer sorts them."""
     folder = folder_of(family)
     packed = PackedModel(load_model(folder / "model", from_scratch=True, dtype=torch.float64))
-    encoder = packed.core.visual if hasattr(packed.core, "visual") else packed.core.vision_tower
+    names = ("visual", "vision_tower", "vision_encoder")
+    encoder = next(getattr(packed.core, name) for name in names if hasattr(packed.core, name))
     batch = max((pack for pack in PackedDataset(folder / "dataset")), key=lambda pack: len(pack.units))
     assert len({tuple(unit.grid) for unit in batch.units}) > 1
     batch, calls, sorts = batch.with_levels(), [], []
