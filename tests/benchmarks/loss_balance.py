@@ -59,7 +59,9 @@ def steps(name: str, n: int) -> None:
     ):  # fmt: skip
         cells = "".join(f"{straggler_ratio(values, size):>10.4f}" for size in SIZES)
         print(f"{name:<10} {of:<18}{cells}")
-    print(f"{name:<10} {plan.n_packs} packs, {loss.sum() / SEQ_LEN / plan.n_packs:.1%} of all tokens under loss")
+    encoder = float(crops.sum()) * model.vision_work_per_crop * 6 / 1e9 / plan.cost.sum()
+    shares = f"{loss.sum() / SEQ_LEN / plan.n_packs:.1%} of all tokens under loss, encoder {encoder:.1%} of the cost"
+    print(f"{name:<10} {plan.n_packs} packs, {shares}")
 
 
 def ranks(name: str, n: int) -> None:

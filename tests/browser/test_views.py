@@ -65,6 +65,10 @@ def test_the_overview_says_what_the_service_says(reader: Callable[..., Any], ser
     rows = page.get_by_role("table", name="Padding by cause").locator("tbody tr").all_inner_texts()
     shown = {row.split("\t")[0]: row.split("\t")[2] for row in rows}
     assert shown == {cause.replace("_", " "): f"{tokens:,}" for cause, tokens in detail["padding"].items()}
+    encoder = _json(f"{service}/v1/datasets/demo/encoder")["encoder_straggler"]
+    table = page.get_by_role("table", name="Encoder stragglers by data-parallel size")
+    assert table.locator("tbody tr").all_inner_texts() == [f"{size}\t{ratio:.4f}" for size, ratio in encoder.items()]
+    assert len(encoder) > 1
 
 
 def test_every_figure_is_in_the_views_that_show_figures(reader: Callable[..., Any], service: str) -> None:
