@@ -217,6 +217,25 @@ def test_a_picture_is_its_pixels() -> None:
         assert _differing(*pair) == []
 
 
+def test_numbers_are_those_of_lists_whatever_holds_them() -> None:
+    """Fails when numbers of a device or of a dtype that NumPy lacks, or single ones, are refused or change."""
+    row = {"id": "a", "input_ids": [1000, 1001, 1002, 1003], "advantage": 0.5, "logprobs": [0.25, 0.5, -1.5, 2.0]}
+    config = CASES["tokens"][1]
+    [right] = pack_batch([row], config).batches()
+    held: list[dict[str, Any]] = [
+        {name: torch.tensor(row[name], dtype=torch.bfloat16) for name in ("advantage", "logprobs")},
+        {
+            "input_ids": torch.tensor(row["input_ids"], dtype=torch.int16),
+            "advantage": torch.tensor(0.5, requires_grad=True),
+        },
+        {name: np.array(row[name]) for name in ("input_ids", "advantage", "logprobs")},
+        {"input_ids": tuple(row["input_ids"]), "logprobs": list(np.array(row["logprobs"], np.float32))},
+    ]
+    for changed in held:
+        [batch] = pack_batch([row | changed], config).batches()
+        assert _differing(batch, right) == []
+
+
 def test_every_data_parallel_rank_gets_as_many_packs() -> None:
     """Fails when a pack is given to no rank or to two, or what fills up the last step carries loss."""
     rows = _text_rows(_in_memory)[:9]

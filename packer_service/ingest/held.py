@@ -40,15 +40,16 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _of_tensor(value: Any, where: str) -> Any:
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    if array.ndim < PICTURE_AXES:
-        return array.tolist()
-    if array.dtype != np.uint8 or array.ndim > CLIP_AXES or array.shape[-3] != PICTURE_AXES or not array.size:
+    shape, dtype = tuple(value.shape), str(value.dtype).removeprefix("torch.")
+    if len(shape) < PICTURE_AXES:
+        return value.tolist()  # of a dtype too that NumPy lacks, or from another device
+    if dtype != "uint8" or len(shape) > CLIP_AXES or shape[-3] != PICTURE_AXES or 0 in shape:
         raise DocumentError(
             "bad_row",
-            f"{where} is a tensor {array.dtype}{array.shape}; legal are pictures uint8(3, height, width) and videos "
+            f"{where} is a tensor {dtype}{shape}; legal are pictures uint8(3, height, width) and videos "
             "uint8(frames, 3, height, width)",
         )
+    array = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
     pictures = [
         _encoded(Image.fromarray(each.transpose(1, 2, 0)), where) for each in array.reshape(-1, *array.shape[-3:])
     ]
