@@ -151,3 +151,21 @@ def leads_somewhere(page: Path, link: str) -> bool:
         return target.exists()
     headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE)
     return anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_table_of_trainers_has_the_versions_and_tests_that_there_are() -> None:
+    """Fails when the table names a version that nothing installs, or a test that was renamed."""
+    page = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+    table = page.partition("## What works")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    installed = (ROOT / "constraints.txt").read_text() + (ROOT / "tests/matrix/versions.toml").read_text()
+    intro = table.partition("\n| ")[0]
+    versions = {tuple(found) for found in re.findall(r"([\w-]+) (\d+\.\d+\.\d+)", intro)}
+    versions |= {(name, version) for row in rows for name, version in re.findall(r"([\w-]+) (\d+\.\d+\.\d+)", row)}
+    assert len(rows) > 9
+    assert len(versions) > 9
+    assert [pair for pair in versions if not re.search(rf"[-=]{re.escape(pair[1])}\b", installed)] == []
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row)
+        assert named, row
+        assert all((ROOT / "tests/trainer/integrations" / f"{name}.py").exists() for name in named)
