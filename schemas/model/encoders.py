@@ -131,6 +131,26 @@ def pixtral_encoder(vision: Settings, *, merged: int, text: int) -> VisionEncode
     )
 
 
+def siglip_encoder(vision: Settings, *, merged: int, text: int) -> VisionEncoder:
+    """The encoder of PaddleOCR-VL.
+
+    Args:
+        vision: its section.
+        merged: patches along each side of the square that becomes a row.
+        text: width of the language model.
+    """
+    square, patch = vision["hidden_size"] * merged**2, vision["patch_size"]
+    return _encoder_of_stills(
+        vision,
+        patch_size=[patch, patch],
+        mlp_matrices=2,
+        patch_inputs=3 * patch**2,
+        row_inputs=square,
+        row_hidden=square,
+        row_outputs=text,
+    )
+
+
 def molmo_encoder(vision: Settings, adapter: Settings) -> VisionEncoder:
     """The encoder of Molmo 2, whose adapter pools patches into rows by attention."""
     read = len(adapter["vision_feature_layer"]) * vision["hidden_size"]
@@ -180,6 +200,11 @@ def _of_mistral(config: Settings) -> VisionEncoder:
     return pixtral_encoder(config["vision_config"], merged=config["spatial_merge_size"], text=text)
 
 
+def _of_paddle(config: Settings) -> VisionEncoder:
+    vision, text = config["vision_config"], config["text_config"]["hidden_size"]
+    return siglip_encoder(vision, merged=vision["spatial_merge_size"], text=text)
+
+
 def _of_gemma(mlp_matrices: int) -> Callable[[Settings], VisionEncoder]:
     return lambda config: mean_encoder(
         config["vision_config"], mlp_matrices=mlp_matrices, text=config["text_config"]["hidden_size"]
@@ -195,6 +220,7 @@ ENCODERS: dict[str, Callable[[Settings], VisionEncoder]] = {
     "glm_ocr": lambda config: glm_ocr_encoder(config["vision_config"]),
     "internvl": _of_internvl,
     **dict.fromkeys(("mistral3", "lighton_ocr"), _of_mistral),
+    "paddleocr_vl": _of_paddle,
     "molmo2": lambda config: molmo_encoder(config["vision_config"], config["adapter_config"]),
     "gemma3": _of_gemma(2),
     "gemma4": _of_gemma(3),

@@ -189,6 +189,10 @@ def _mistral3(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:
     return Marks(image=(Block(between=(line,), end=(end,)),), frame=())
 
 
+def _paddleocr_vl(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # noqa: ARG001
+    return Marks(image=(Block(),), frame=(), around_image=(ids["<|IMAGE_START|>"], ids["<|IMAGE_END|>"]))
+
+
 def _molmo2(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # noqa: ARG001
     whole = read_json(files, PROCESSOR)
 
@@ -215,6 +219,6 @@ def _molmo2(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # noqa: 
 
 _FAMILIES: dict[str, Callable[[Files, str, Mapping[str, int]], Marks]] = {
     **{"qwen": _qwen, "glm": _glm, "gemma3": _gemma3, "gemma4": _gemma4},
-    **{"internvl": _internvl, "mistral3": _mistral3, "molmo2": _molmo2},
+    **{"internvl": _internvl, "mistral3": _mistral3, "molmo2": _molmo2, "paddleocr_vl": _paddleocr_vl},
 }
 """Readers of marks, by the name of a family's file."""

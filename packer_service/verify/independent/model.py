@@ -22,7 +22,7 @@ _HALVES, _UNCHANGED = ([0.5] * 3, [0.5] * 3), ([0.0] * 3, [1.0] * 3)
 COLOURS = {"molmo2": _HALVES, "gemma3": _HALVES, "gemma4": _UNCHANGED}
 """Mean and deviation that processors have by default, where not CLIP's."""
 
-ONLY_STILLS = ("gemma3", "mistral3")
+ONLY_STILLS = ("gemma3", "mistral3", "paddleocr_vl")
 """Files of families that take no video."""
 
 MOLMO2_GROUP = (
@@ -46,6 +46,7 @@ def row_tokens(files: Files, family: str) -> list[str]:
         "glm": (("image_token", "<|image|>"),),
         "gemma3": (("image_token", "<image_soft_token>"),),
         "gemma4": (("image_token", "<|image|>"), ("video_token", "<|video|>")),
+        "paddleocr_vl": (("image_token", "<|IMAGE_PLACEHOLDER|>"),),
         "internvl": (("context_image_token", "<IMG_CONTEXT>"),),
     }
     if family == "molmo2":
@@ -310,6 +311,27 @@ def _mistral3(model: Json, parts: tuple[Json, Json, Json]) -> Json:
     }
 
 
+def _paddleocr_vl(model: Json, parts: tuple[Json, Json, Json]) -> Json:
+    defaults = {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
+    vision, nested = _vision(model, {**defaults, "spatial_merge_size": 2}), model.get("text_config")
+    sizes = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 1}
+    square = vision["hidden_size"] * vision["spatial_merge_size"] ** 2
+    return {
+        **{name: _or(parts[1], name, value) for name, value in sizes.items()},
+        **_encoder(
+            [vision["patch_size"]] * 2,
+            hidden_size=vision["hidden_size"],
+            intermediate_size=vision["intermediate_size"],
+            mlp_matrices=2,
+            layers=vision["num_hidden_layers"],
+            patch_inputs=3 * vision["patch_size"] ** 2,
+            row_inputs=square,
+            row_hidden=square,
+            row_outputs=(nested if isinstance(nested, dict) else model).get("hidden_size", 1024),
+        ),
+    }
+
+
 def _molmo2(model: Json, parts: tuple[Json, Json, Json]) -> Json:
     _, image, video = parts
     older = model.get("vit_config")
@@ -346,6 +368,6 @@ def _molmo2(model: Json, parts: tuple[Json, Json, Json]) -> Json:
 
 _SETTINGS: dict[str, Callable[[Json, tuple[Json, Json, Json]], Json]] = {
     **{"qwen": _qwen, "glm": _glm, "gemma3": _gemma3, "gemma4": _gemma4},
-    **{"internvl": _internvl, "mistral3": _mistral3, "molmo2": _molmo2},
+    **{"internvl": _internvl, "mistral3": _mistral3, "molmo2": _molmo2, "paddleocr_vl": _paddleocr_vl},
 }
 """Further settings of each family, by the name of its file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from preshard.packer_service.demo.families import FAMILIES
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.ingest.families.folder import TextFamily, family_at, load_family
 from preshard.packer_service.ingest.model import configured_renderer
+from preshard.packer_service.report.advice.model import folder_sizes
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 
@@ -44,8 +46,19 @@ def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
     assert loaded.family.model_type == family
     assert isinstance(loaded.family, TextFamily) == (family == "qwen3")
     assert {"config.json"} <= loaded.sha256.keys()
-    processors = {IMAGES} if family in ("gemma3", "mistral3", "lighton_ocr") else {IMAGES, VIDEOS}
+    processors = {IMAGES} if family in ("gemma3", "mistral3", "lighton_ocr", "paddleocr_vl") else {IMAGES, VIDEOS}
     assert family == "qwen3" or processors <= loaded.sha256.keys()
+
+
+def test_a_flat_configuration_is_read_as_transformers_reads_it(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Fails when settings of the language model are looked for in a section alone: PaddleOCR-VL's lie beside it."""
+    folder = folders["paddleocr_vl"]
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    flat = changed(folder, tmp_path, "config.json", **{**text, **config}, text_config=None)
+    assert load_family(flat).family == load_family(str(folder)).family
+    sizes, nested = folder_sizes(flat), folder_sizes(str(folder))
+    assert replace(sizes, source="") == replace(nested, source="")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from preshard.packer_service.ingest.families.glm import GlmFamily
 from preshard.packer_service.ingest.families.internvl import InternVLFamily
 from preshard.packer_service.ingest.families.mistral3 import Mistral3Family
 from preshard.packer_service.ingest.families.molmo2 import Molmo2Family
+from preshard.packer_service.ingest.families.paddleocr_vl import PaddleOcrFamily
 from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, QwenFamily
 from preshard.schemas.errors import DocumentError
 
@@ -82,10 +83,11 @@ def theirs(family: object, width: int, height: int) -> object:
     if isinstance(family, GlmFamily):
         return of_glm(family, width, height, family.together, family.images)
     if isinstance(family, QwenFamily):
+        from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import smart_resize as of_paddle
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-        limits = family.images
-        high, wide = smart_resize(height, width, family.factor, limits.least, limits.most)
+        limits, fit = family.images, of_paddle if isinstance(family, PaddleOcrFamily) else smart_resize
+        high, wide = fit(height, width, family.factor, limits.least, limits.most)
         return wide, high
     if isinstance(family, Mistral3Family):
         return of_mistral3(family, width, height)
@@ -141,8 +143,8 @@ def of_mistral3(family: Mistral3Family, width: int, height: int) -> object:
 def test_every_clip_becomes_what_the_processor_decides(published: tuple[str, object]) -> None:
     """Fails when a video of some size and number of frames is scaled or refused in another way."""
     name, family = published
-    if not isinstance(family, QwenFamily):
-        pytest.skip("frames are always of one size")
+    if not isinstance(family, QwenFamily) or isinstance(family, PaddleOcrFamily):
+        pytest.skip("frames are always of one size, or there are none")
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import smart_resize as of_frame
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as of_video
 

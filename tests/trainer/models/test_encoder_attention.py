@@ -19,7 +19,7 @@ from preshard.trainer.models import interface
 from preshard.trainer.models.load import load_model
 from preshard.trainer.models.packed import PackedModel
 
-SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3", "lighton_ocr"]
+SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3", "lighton_ocr", "paddleocr_vl"]
 
 
 def test_these_are_the_encoders() -> None:
@@ -31,7 +31,8 @@ def test_these_are_the_encoders() -> None:
 
 @pytest.mark.process  # the packs are made by a job
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name == "lighton_ocr")) for name in SIDE_BY_SIDE]
+    "family",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("lighton_ocr", "paddleocr_vl"))) for name in SIDE_BY_SIDE],
 )
 def test_features_are_those_of_a_call_for_each_image(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str

@@ -13,7 +13,7 @@ from preshard.trainer.data.dataset import PackedDataset
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]  # packing decodes media in a process of its own
 
-FAMILIES = ("glm_ocr", "lighton_ocr")
+FAMILIES = ("glm_ocr", "lighton_ocr", "paddleocr_vl")
 
 SETTINGS = ("seq_len=1152", "cp_sizes=[1,3]", "ring_degrees=[1,3]")
 

@@ -1,0 +1,75 @@
+"""PaddleOCR-VL: patches line by line, each a small picture; an encoder that is told where patches lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from preshard.trainer.families.family import Features, Inputs, ModelFamily, move_to_model
+from preshard.trainer.families.pictures import Arrays, InputUnit, Levels, Settings, image_table, look_up
+
+
+def _cut(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
+    """``pixel_values``, [patches, 3, patch, patch], and ``image_grid_thw``."""
+    if not units:
+        return {}
+    patch, made = settings["patch_size"], []
+    for unit in units:
+        [picture] = unit.pictures
+        _, high, wide = unit.grid
+        patches = picture.reshape(high, patch, wide, patch, 3).transpose(0, 2, 4, 1, 3)
+        made.append(patches.reshape(high * wide, 3, patch, patch))
+    return {
+        "pixel_values": np.concatenate(made),
+        "image_grid_thw": np.array([unit.grid for unit in units], np.int64),
+    }
+
+
+def _normalise(settings: Settings, levels: Levels) -> dict[str, Tensor]:
+    return {"pixel_values": look_up(levels["pixel_values"], image_table(settings), settings["patch_size"] ** 2)}
+
+
+def _encode(core: Any, inputs: Inputs) -> Features:
+    # The model's own call reads grids on the device; its two parts take them on the host.
+    from transformers.vision_utils import (
+        get_vision_cu_seqlens,
+        get_vision_interpolation_indices_and_weights,
+        get_vision_position_ids,
+    )
+
+    grids, tower = inputs["image_grid_thw"], core.visual
+    learnt, edges = tower.vision_model.embeddings, get_vision_cu_seqlens(grids)
+    indices, weights = get_vision_interpolation_indices_and_weights(
+        grids,
+        num_grid_per_side=learnt.num_grid_per_side,
+        mode=learnt.interpolation_mode,
+        align_corners=learnt.interpolation_align_corners,
+    )
+    places = {"position_ids": get_vision_position_ids(grids, 1), "interp_indices": indices, "interp_weights": weights}
+    given = {name: move_to_model(core, tensor) for name, tensor in {**places, "cu_seqlens": edges}.items()}
+    pixels = move_to_model(core, inputs["pixel_values"]).to(tower.dtype)[None]
+    longest = int(edges.diff().max())
+    patches = tower(pixels, grids, return_dict=True, **given, max_seqlen=longest, edges=edges).last_hidden_state
+    rows: Tensor = core.projector(patches, grids)
+    return rows
+
+
+def _make_smallest(config: Any) -> dict[str, Tensor]:
+    """The patches of one row."""
+    vision = config.vision_config
+    merge, side = vision.spatial_merge_size, vision.patch_size
+    return {
+        "pixel_values": torch.zeros(merge**2, vision.num_channels, side, side),
+        "image_grid_thw": torch.tensor([[1, merge, merge]]),
+    }
+
+
+MODELS = {
+    "paddleocr_vl": ModelFamily(
+        cut=_cut, normalise=_normalise, encode=_encode, stand_in=_make_smallest, side_by_side=True
+    )
+}
