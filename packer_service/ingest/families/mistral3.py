@@ -41,7 +41,7 @@ OCR_PATCH, OCR_MERGE, OCR_TEXT = 14, 2, 1024
 """Sizes of the processor and the language model where files leave them out; of LightOnOCR."""
 
 MARKS = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
-"""What a row fills, and the marks after lines, by the processor's names."""
+"""Token that fills rows, and the marks after lines, by the processor's names."""
 
 ENCODER: dict[str, Any] = {
     **{"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096},
