@@ -26,8 +26,12 @@ from preshard.trainer.models.packed import PackedModel
 
 pytestmark = pytest.mark.process  # packing decodes media in a process of its own
 
-FAMILIES = ("qwen3", "qwen3-windows", "gpt_oss", "gemma2", "qwen3_vl", "qwen3_5", "gemma3")
-"""Full attention, windows, sinks, caps, images and deep features, layers with a state, groups within windows."""
+FAMILIES = (
+    *("qwen3", "qwen3-windows", "gpt_oss", "gemma2", "qwen3_vl", "qwen3_5", "gemma3"),
+    *("glm_ocr", "lighton_ocr", "paddleocr_vl"),
+)
+"""Full attention, windows, sinks, caps, images and deep features, layers with a state, groups within windows, and the
+families for text recognition."""
 
 OFTEN = ("qwen3-windows", "gpt_oss", "gemma3")
 
