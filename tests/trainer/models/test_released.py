@@ -1,0 +1,69 @@
+"""Sizes of released models, on the meta device: packing, advice and the trainer's estimate know them alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers_alone import load_transformers
+
+from preshard.packer_service.demo.model import write_model_folder
+from preshard.packer_service.ingest.families.folder import load_family
+from preshard.packer_service.report.advice.model import folder_sizes
+from preshard.schemas.model.dimensions import model_dimensions
+from preshard.schemas.model.encoders import ENCODERS
+from preshard.trainer.models.load import empty_model, model_sizes, read_model_config
+
+SHARED: dict[str, Any] = {
+    **{"head_dim": 256, "vocab_size": 248320, "max_position_embeddings": 262144, "linear_num_key_heads": 16},
+    **{"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    "rope_parameters": {
+        **{"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        **{"mrope_interleaved": True, "mrope_section": [11, 11, 10]},
+    },
+}
+
+RELEASED: dict[str, tuple[str, dict[str, Any], int]] = {
+    "Qwen3.8-27B": (
+        "qwen3_5",
+        {
+            **{**SHARED, "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64},
+            **{"num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48},
+        },
+        27,
+    ),
+    "Qwen3.6-35B-A3B": (
+        "qwen3_5_moe",
+        {
+            **{**SHARED, "hidden_size": 2048, "num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8},
+            **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+            **{"num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32},
+        },
+        35,
+    ),
+}
+"""The family, settings of the language model, and billions of parameters, as published."""
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_sizes_of_a_released_model_are_those_that_it_has(name: str, tmp_path: Path) -> None:
+    """Fails when a released model is refused, or estimated otherwise than it is where packs or trainers ask."""
+    family, text, billions = RELEASED[name]
+    text = {**text, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * (text["num_hidden_layers"] // 4)}
+    vision = {
+        **{"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16},
+        "out_hidden_size": text["hidden_size"],
+    }
+    files = {"config.json": {"text_config": text, "vision_config": vision}}
+    write_model_folder(tmp_path, family, vocabulary=256, files=files)
+    assert load_family(str(tmp_path)).family.model_type == family
+
+    every = sum(each.numel() for each in empty_model(tmp_path).parameters())
+    assert round(every / 1e9) == billions
+    advised, whole = folder_sizes(str(tmp_path)), load_transformers().AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert advised.parameters == pytest.approx(every, rel=0.01)
+    assert replace(advised, source="") == model_dimensions(whole, ENCODERS[family](whole), "")
+    sizes = model_sizes(read_model_config(tmp_path))
+    assert sizes.num_heads == text["num_attention_heads"]
