@@ -236,6 +236,14 @@ def test_numbers_are_those_of_lists_whatever_holds_them() -> None:
         assert _differing(batch, right) == []
 
 
+def test_packs_do_not_depend_on_the_order_of_documents() -> None:
+    """Fails when ranks that get the same documents in another order make other packs."""
+    rows = [row for row in _text_rows(_in_memory) if "id" in row]
+    one, other = pack_batch(rows, TEXT), pack_batch(rows[::-1], TEXT)
+    assert len(one) > 1
+    assert [_differing(*pair) for pair in zip(one.batches(), other.batches(), strict=True)] == [[]] * len(one)
+
+
 def test_every_data_parallel_rank_gets_as_many_packs() -> None:
     """Fails when a pack is given to no rank or to two, or what fills up the last step carries loss."""
     rows = _text_rows(_in_memory)[:9]
