@@ -45,6 +45,7 @@ _CHUNKS = "attend in chunks of the pack's length, not of the document's"
 _SHARED = "share keys and values with other layers"
 _LOGITS = "are followed by logits that are not the output projection alone"
 _BIAS = "add a bias to the scores of attention"
+_SAM = "read images through SAM's encoder, for which no family is written"
 _OWN = "have an attention of their own, which does not ask for that of packs"
 
 REASONS: dict[str, str] = {
@@ -53,6 +54,8 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _STATE),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
     **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "mimo_v2_flash", "minicpm3", "youtu"), _LATENT),
+    **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr"), _SAM),
+    "exaone4_5": "number tokens along one axis while frames of videos come in pairs, which packs do not hold",
     "hrm_text": "are passed several times, some of them without gradients",
     "deepseek_v4": "compress the keys of several tokens into one, past the end of a document",
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),

@@ -16,7 +16,7 @@ from preshard.packer_service.ingest.families.settings import ModelFolder
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.manifest import UnitKind
 from preshard.schemas.model.families import FAMILIES
-from preshard.schemas.model.followed import check_followed, hidden_window_of
+from preshard.schemas.model.followed import REASONS, check_followed, hidden_window_of
 from preshard.schemas.model.languages import LANGUAGES, window_of
 from preshard.schemas.sections import ImageBackend, VisionConfig
 
@@ -163,6 +163,8 @@ def family_at(place: Path, path: str, backend: ImageBackend) -> FolderFamily:  #
                 f"model: architectures of config.json is {named}, and packs train {folder.model_type} as a causal "
                 "language model: take a folder of one"
             )
+        if folder.model_type in REASONS:
+            check_followed(folder.config, "model")
         raise ConfigError(
             f"model: model_type {folder.model_type!r} is not supported; what is: {', '.join(FAMILIES)}, and causal "
             "language models that read only text"

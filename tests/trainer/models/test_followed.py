@@ -34,8 +34,8 @@ STATEFUL = [
 ]
 """Models whose layers carry a state past the end of a document."""
 
-OTHERS = ["deepseek_v3", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "llama4_text"]
-"""Models that ended in a traceback."""
+OTHERS = ["deepseek_v3", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "llama4_text", "deepseek_ocr2", "exaone4_5"]
+"""Models that ended in a traceback, or of which no reason was said."""
 
 
 @cache
