@@ -262,7 +262,7 @@ def _why_not(begin: bytes, error: Exception) -> str:
     """Reason for which Pillow does not open a file with these first bytes."""
     what = described(begin)
     if what is None:
-        return f"not an image of a format that is read ({', '.join(_FORMATS)}); convert it to PNG"
+        return "not an image of a format that is read; convert it to PNG"
     more = "" if isinstance(error, UnidentifiedImageError) else f": {error}; save it again"
     return f"not an image that can be read; it is {what}{more}"
 
