@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -83,11 +84,10 @@ def theirs(family: object, width: int, height: int) -> object:
     if isinstance(family, GlmFamily):
         return of_glm(family, width, height, family.together, family.images)
     if isinstance(family, QwenFamily):
-        from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import smart_resize as of_paddle
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-
-        limits, fit = family.images, of_paddle if isinstance(family, PaddleOcrFamily) else smart_resize
-        high, wide = fit(height, width, family.factor, limits.least, limits.most)
+        kind = "paddleocr_vl" if isinstance(family, PaddleOcrFamily) else "qwen2_vl"
+        smart_resize = import_module(f"transformers.models.{kind}.image_processing_pil_{kind}").smart_resize
+        limits = family.images
+        high, wide = smart_resize(height, width, family.factor, limits.least, limits.most)
         return wide, high
     if isinstance(family, Mistral3Family):
         return of_mistral3(family, width, height)
