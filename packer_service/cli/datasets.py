@@ -60,7 +60,7 @@ def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int
 
     found = report_dataset(dataset, dp_sizes)
     if loss:
-        from preshard.packer_service.report.loss_tokens import count_loss_tokens
+        from preshard.packer_service.job.preview.loss_tokens import count_loss_tokens
 
         found = found.model_copy(update={"loss_tokens": count_loss_tokens(dataset)})
     print_figures(found, as_json, join(dataset, REJECTS_FILE))

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from preshard.data import PackedDataset
 from preshard.packer_service.cli.run import cli
+from preshard.packer_service.job.preview.loss_tokens import SAMPLED, count_loss_tokens, sampled_packs
 from preshard.packer_service.plan.order import window_sizes
-from preshard.packer_service.report.loss_tokens import SAMPLED, count_loss_tokens, sampled_packs
 
 
 def test_ranks_have_the_tokens_that_the_reader_gives_them(tiny_dataset: Path) -> None:
