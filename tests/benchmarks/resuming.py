@@ -62,8 +62,15 @@ class Reader(ABC):
     def write(self, folder: Path, samples: int) -> None: ...
 
     @abstractmethod
+    def open(self, folder: Path, place: Place) -> Any:
+        """A loader with ``state_dict()`` and ``load_state_dict()``, at the beginning."""
+
     def loader(self, folder: Path, place: Place, state: Any) -> Any:
-        """A loader with ``state_dict()``, resumed unless the state is None."""
+        """The same, resumed unless the state is None."""
+        loader = self.open(folder, place)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
 
     def numbers(self, loader: Any, _place: Place) -> Iterator[int]:
         for batch in loader:
@@ -87,7 +94,11 @@ class Preshard(Reader):
         )
         pack([str(folder / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), NoProgress())
 
+    def open(self, folder: Path, place: Place) -> Any:
+        return self.loader(folder, place, None)
+
     def loader(self, folder: Path, place: Place, state: Any) -> Any:
+        """The state goes into the dataset, which takes it at any number of ranks and workers."""
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         from preshard.data import PackedDataset, PackStream
@@ -115,14 +126,11 @@ class Streaming(Reader):
             for number in range(samples):
                 out.write({"number": number})
 
-    def loader(self, folder: Path, place: Place, state: Any) -> Any:
+    def open(self, folder: Path, place: Place) -> Any:
         from streaming import StreamingDataLoader, StreamingDataset
 
         dataset = StreamingDataset(local=str(folder / "mds"), shuffle=True, batch_size=1, shuffle_seed=SEED)
-        loader = StreamingDataLoader(dataset, batch_size=1, num_workers=place.workers)
-        if state is not None:
-            loader.load_state_dict(state)
-        return loader
+        return StreamingDataLoader(dataset, batch_size=1, num_workers=place.workers)
 
 
 class LitData(Reader):
@@ -137,14 +145,11 @@ class LitData(Reader):
         writer.done()
         writer.merge()
 
-    def loader(self, folder: Path, place: Place, state: Any) -> Any:
+    def open(self, folder: Path, place: Place) -> Any:
         from litdata import StreamingDataLoader, StreamingDataset
 
         dataset = StreamingDataset(str(folder / "lit"), shuffle=True, seed=SEED, drop_last=False)
-        loader = StreamingDataLoader(dataset, batch_size=1, num_workers=place.workers)
-        if state is not None:
-            loader.load_state_dict(state)
-        return loader
+        return StreamingDataLoader(dataset, batch_size=1, num_workers=place.workers)
 
 
 class WebDataset(Reader):
@@ -157,17 +162,14 @@ class WebDataset(Reader):
             for number in range(samples):
                 out.write({"__key__": f"{number:06d}", "number.txt": str(number)})
 
-    def loader(self, folder: Path, place: Place, state: Any) -> Any:
+    def open(self, folder: Path, place: Place) -> Any:
         import webdataset as wds
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         shards = sorted(map(str, folder.glob("*.tar")))
         dataset = wds.WebDataset(shards, nodesplitter=wds.split_by_node, shardshuffle=False, empty_check=False)
         numbers = dataset.map(lambda sample: {"number": int(sample["number.txt"])})
-        loader = StatefulDataLoader(numbers, batch_size=None, num_workers=place.workers)
-        if state is not None:
-            loader.load_state_dict(state)
-        return loader
+        return StatefulDataLoader(numbers, batch_size=None, num_workers=place.workers)
 
 
 class HuggingFace(Reader):
@@ -181,7 +183,7 @@ class HuggingFace(Reader):
             numbers = list(range(begin, min(begin + 10, samples)))
             pq.write_table(pa.table({"number": numbers}), folder / f"{begin:06d}.parquet")
 
-    def loader(self, folder: Path, place: Place, state: Any) -> Any:
+    def open(self, folder: Path, place: Place) -> Any:
         from datasets import load_dataset
         from datasets.distributed import split_dataset_by_node
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -190,10 +192,7 @@ class HuggingFace(Reader):
         cache = str(folder / "cache")
         whole = load_dataset("parquet", data_files=files, streaming=True, split="train", cache_dir=cache)
         mine = split_dataset_by_node(whole, rank=place.rank, world_size=place.ranks)
-        loader = StatefulDataLoader(mine, batch_size=None, num_workers=place.workers)
-        if state is not None:
-            loader.load_state_dict(state)
-        return loader
+        return StatefulDataLoader(mine, batch_size=None, num_workers=place.workers)
 
 
 READERS: dict[str, Reader] = {

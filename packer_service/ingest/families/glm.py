@@ -45,8 +45,8 @@ ENCODER: dict[str, Any] = {
 }
 """Values of the encoder's class for keys that a ``config.json`` leaves out."""
 
-OCR_ENCODER: dict[str, Any] = {
-    **{**ENCODER, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 1536, "in_channels": 3},
+OCR_ENCODER: dict[str, Any] = ENCODER | {
+    **{"hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 1536, "in_channels": 3},
 }
 """The same of GLM-OCR."""
 

@@ -62,7 +62,8 @@ class Mistral3Family(Family):
         merged: patches along one side of the square that becomes one row.
         step: sides are rounded up to multiples of so many pixels.
         longest_edge: most pixels along a side before it is rounded up.
-        line_end, image_end: marks after each line of rows, and instead after the last; empty where there are none.
+        line_end, image_end: the mark after each line of rows, and the one that replaces it after the last line; empty
+            in a model without marks.
         stills: how a still becomes its canvas.
     """
 

@@ -144,7 +144,7 @@ def test_every_clip_becomes_what_the_processor_decides(published: tuple[str, obj
     """Fails when a video of some size and number of frames is scaled or refused in another way."""
     name, family = published
     if not isinstance(family, QwenFamily) or isinstance(family, PaddleOcrFamily):
-        pytest.skip("frames are always of one size, or there are none")
+        pytest.skip("the family takes no video, or scales every frame to one size")
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import smart_resize as of_frame
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as of_video
 
