@@ -76,6 +76,7 @@ TABLE: dict[str, list[tuple[str, Run | str]]] = {
         *(("kubectl", KUBERNETES) for _ in range(7)),
     ],
     "docs/families.md": [("preshard demo-model", QUICK)],
+    "docs/integrations.md": [("swift sft", "`make test-matrix` runs it: tests/trainer/integrations/test_commands.py")],
     "docs/layouts.md": [
         ("preshard demo-source", Run(slow=True, instead=(("demo/mixed 10", "demo/mixed 10 --out drawn"),)))
     ],
