@@ -44,12 +44,12 @@ class Attend(Protocol):
         self,
         q: Float[Tensor, "heads local head_dim"],
         k: Float[Tensor, "kv_heads local head_dim"],
-        v: Float[Tensor, "kv_heads local head_dim"],
+        v: Float[Tensor, "kv_heads local value_dim"],
         /,
         *,
         sinks: Float[Tensor, "heads"] | None = None,
-    ) -> Float[Tensor, "heads local head_dim"]:
-        """Attention of one layer.
+    ) -> Float[Tensor, "heads local value_dim"]:
+        """Attention of one layer. Values may have another width than keys; scores are scaled by that of keys.
 
         Args:
             sinks: a logit of each query head that joins the softmax of its rows, and stands for no value. All heads on
@@ -94,8 +94,8 @@ def bind(
     """Plans the attention of one batch, once for all layers.
 
     The returned function takes this rank's q, k and v in slice order, without a batch dim, and the layer's sinks if it
-    has any, and returns the attention over the whole pack in q's shape. It is differentiable and collective: all ranks
-    of ``cp`` must call it equally often, forward and backward.
+    has any, and returns the attention over the whole pack in q's shape and v's width. It is differentiable and
+    collective: all ranks of ``cp`` must call it equally often, forward and backward.
 
     Args:
         kind: one of ``KINDS``.

@@ -3,8 +3,8 @@
 
 Gradients of the keys are sent back. Ulysses over all ranks of a pack is the case in which nothing is left to gather.
 
-Shapes: R ring ranks, H query heads, K key heads, L tokens of a slice, T gathered tokens, D head_dim. A message has the
-tokens first, each with its key and its value: x_L2KD.
+Shapes: R ring ranks, H query heads, K key heads, L tokens of a slice, T gathered tokens, D head_dim of queries and
+keys, V of values, N = K * (D + V). A message has the tokens first, each with its keys and then its values: x_LN.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, o
 from preshard.trainer.device import to_device
 
 KeysAndValues = tuple[Tensor, Tensor]
+
+Widths = tuple[int, int]
+"""Width of a head's keys, and of its values."""
 
 Arrival = Callable[[], KeysAndValues]
 """Waits for what is on its way, and gives it. Called once, and then let go: it holds what was sent."""
@@ -90,11 +93,11 @@ def plan_gather(
 def gather_attention(
     q_HLD: Float[Tensor, "H L D"],
     k_KLD: Float[Tensor, "K L D"],
-    v_KLD: Float[Tensor, "K L D"],
+    v_KLV: Float[Tensor, "K L V"],
     plan: GatherPlan,
     *,
     sinks: Float[Tensor, "H"] | None = None,
-) -> Float[Tensor, "H L D"]:
+) -> Float[Tensor, "H L V"]:
     """Exact attention of this rank's queries over the whole pack, differentiable.
 
     Gathering all keys is the context parallelism of Llama 3 (Grattafiori et al. 2024, section 3.3.2). The gathered keys
@@ -104,7 +107,7 @@ def gather_attention(
     keys of the next turn travel meanwhile, and so do gradients of the one before.
     """
     cp = plan.cp
-    q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
+    q, k, v = scatter_heads(q_HLD, k_KLD, v_KLV, cp.ulysses_degree, cp.ulysses_group)
     out: Tensor = _Gather.apply(q, k, v, own_sinks(sinks, cp.ulysses_degree, cp.ulysses_rank), plan)
     return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
 
@@ -186,7 +189,7 @@ class _Gather(torch.autograd.Function):
                 continue
             sent = _message(dk, dv, accumulation_dtype(dk.dtype))
             del dk, dv
-            returning.append((turn.keys, plan.exchange.give_back(sent, async_op=plan.overlap)))
+            returning.append((turn.keys, plan.exchange.give_back(sent, _widths(k, v), async_op=plan.overlap)))
             del sent
             while len(returning) > (plan.overlap and turn is not ctx.turns[-1]):
                 heads, arrive = returning.popleft()
@@ -210,10 +213,12 @@ def _own(sinks: Tensor | None, turn: _Turn) -> Tensor | None:
 
 
 def _placed(whole: Tensor | None, heads: slice, part: Tensor, *, like: Tensor) -> Tensor:
-    """The whole with a turn's part in its place, in the dtype of ``like``; the part itself if it is the whole."""
+    """The whole with a turn's part in its place, in the heads and dtype of ``like``; the part itself if it is whole."""
     if len(part) == len(like):
         return part.to(like.dtype)
-    whole = torch.empty_like(like) if whole is None else whole
+    if whole is None:
+        alike = part.shape[1:] == like.shape[1:]  # or the output's width is that of values
+        whole = torch.empty_like(like) if alike else like.new_empty(len(like), *part.shape[1:])
     whole[heads] = part
     return whole
 
@@ -231,13 +236,13 @@ class KeyExchange(Protocol):
         ...
 
     def gather(
-        self, k_KLD: Float[Tensor, "K L D"], v_KLD: Float[Tensor, "K L D"], *, async_op: bool = False
+        self, k_KLD: Float[Tensor, "K L D"], v_KLV: Float[Tensor, "K L V"], *, async_op: bool = False
     ) -> Arrival:
-        """The keys and values that this rank gets from all ranks, ``[K, T, D]``."""
+        """The keys ``[K, T, D]`` and values ``[K, T, V]`` that this rank gets from all ranks."""
         ...
 
-    def give_back(self, sent_T2KD: Float[Tensor, "T 2 K D"], *, async_op: bool = False) -> Arrival:
-        """``[K, L, D]``: all ranks' gradients of this rank's tokens, added in rank order, so that they never differ."""
+    def give_back(self, sent_TN: Float[Tensor, "T N"], widths: Widths, *, async_op: bool = False) -> Arrival:
+        """All ranks' gradients of this rank's keys and values, added in rank order, so that they never differ."""
         ...
 
 
@@ -286,8 +291,8 @@ class NoExchange:
 
     positions: Int64[np.ndarray, "T"]
 
-    def gather(self, k_KLD: Tensor, v_KLD: Tensor, *, async_op: bool = False) -> Arrival:  # noqa: ARG002
-        return lambda: (k_KLD, v_KLD)
+    def gather(self, k_KLD: Tensor, v_KLV: Tensor, *, async_op: bool = False) -> Arrival:  # noqa: ARG002
+        return lambda: (k_KLD, v_KLV)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,23 +303,23 @@ class _AllExchange:
     degree: int
     group: dist.ProcessGroup
 
-    def gather(self, k_KLD: Tensor, v_KLD: Tensor, *, async_op: bool = False) -> Arrival:
-        sent = _message(k_KLD, v_KLD)
+    def gather(self, k_KLD: Tensor, v_KLV: Tensor, *, async_op: bool = False) -> Arrival:
+        sent = _message(k_KLD, v_KLV)
         received = sent.new_empty(self.degree * len(sent), *sent.shape[1:])
         work = all_gather_single(received, sent, self.group, async_op=async_op)
-        return _arrival(work, sent, partial(_packed, received))
+        return _arrival(work, sent, partial(_packed, received, _widths(k_KLD, v_KLV)))
 
-    def give_back(self, sent_T2KD: Tensor, *, async_op: bool = False) -> Arrival:
-        received = torch.empty_like(sent_T2KD)
-        work = dist.all_to_all_single(received, sent_T2KD, group=self.group, async_op=async_op)
+    def give_back(self, sent_TN: Tensor, widths: Widths, *, async_op: bool = False) -> Arrival:
+        received = torch.empty_like(sent_TN)
+        work = dist.all_to_all_single(received, sent_TN, group=self.group, async_op=async_op)
 
         def add() -> KeysAndValues:
             first, *others = received.chunk(self.degree)
             for other in others:
                 first += other
-            return _opened(first)
+            return _opened(first, widths)
 
-        return _arrival(work, sent_T2KD, add)
+        return _arrival(work, sent_TN, add)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,27 +335,27 @@ class _NeededExchange:
     slice_len: int
     group: dist.ProcessGroup
 
-    def gather(self, k_KLD: Tensor, v_KLD: Tensor, *, async_op: bool = False) -> Arrival:
-        tokens = _message(k_KLD, v_KLD)
+    def gather(self, k_KLD: Tensor, v_KLV: Tensor, *, async_op: bool = False) -> Arrival:
+        tokens = _message(k_KLD, v_KLV)
         sent = tokens.index_select(0, torch.cat(self.sent))
         received = tokens.new_empty(sum(self.received_sizes), *tokens.shape[1:])
         sizes = list(self.received_sizes), self._sent_sizes
         work = dist.all_to_all_single(received, sent, *sizes, group=self.group, async_op=async_op)
-        return _arrival(work, sent, partial(_packed, received))
+        return _arrival(work, sent, partial(_packed, received, _widths(k_KLD, v_KLV)))
 
-    def give_back(self, sent_T2KD: Tensor, *, async_op: bool = False) -> Arrival:
-        received = sent_T2KD.new_empty(sum(self._sent_sizes), *sent_T2KD.shape[1:])
+    def give_back(self, sent_TN: Tensor, widths: Widths, *, async_op: bool = False) -> Arrival:
+        received = sent_TN.new_empty(sum(self._sent_sizes), *sent_TN.shape[1:])
         sizes = self._sent_sizes, list(self.received_sizes)
-        work = dist.all_to_all_single(received, sent_T2KD, *sizes, group=self.group, async_op=async_op)
+        work = dist.all_to_all_single(received, sent_TN, *sizes, group=self.group, async_op=async_op)
 
         def add() -> KeysAndValues:
             total = received.new_zeros(self.slice_len, *received.shape[1:])
             for index, part in zip(self.sent, received.split(self._sent_sizes), strict=True):
                 # A rank gets each token at most once, so additions happen in rank order.
                 total.index_add_(0, index, part)
-            return _opened(total)
+            return _opened(total, widths)
 
-        return _arrival(work, sent_T2KD, add)
+        return _arrival(work, sent_TN, add)
 
     @property
     def _sent_sizes(self) -> list[int]:
@@ -366,21 +371,29 @@ def _arrival(work: dist.Work | None, sent: Tensor, result: Arrival) -> Arrival:
     return arrive
 
 
-def _message(k_KLD: Tensor, v_KLD: Tensor, dtype: torch.dtype | None = None) -> Float[Tensor, "L 2 K D"]:
+def _message(k_KLD: Tensor, v_KLV: Tensor, dtype: torch.dtype | None = None) -> Float[Tensor, "L N"]:
     """Keys and values in one message, in their dtype or another."""
-    n_heads, n_tokens, head_dim = k_KLD.shape
-    message = k_KLD.new_empty(n_tokens, 2, n_heads, head_dim, dtype=dtype or k_KLD.dtype)
-    message[:, 0], message[:, 1] = k_KLD.transpose(0, 1), v_KLD.transpose(0, 1)
+    widths = _widths(k_KLD, v_KLV)
+    message = k_KLD.new_empty(k_KLD.shape[1], len(k_KLD) * sum(widths), dtype=dtype or k_KLD.dtype)
+    for place, part in zip(_opened(message, widths), (k_KLD, v_KLV), strict=True):
+        place.copy_(part)
     return message
 
 
-def _opened(x_L2KD: Tensor) -> KeysAndValues:
-    return x_L2KD[:, 0].transpose(0, 1), x_L2KD[:, 1].transpose(0, 1)
+def _widths(k_KLD: Tensor, v_KLV: Tensor) -> Widths:
+    return k_KLD.shape[-1], v_KLV.shape[-1]
 
 
-def _packed(x_T2KD: Tensor) -> KeysAndValues:
+def _opened(x_LN: Tensor, widths: Widths) -> KeysAndValues:
+    """Views of a message's keys and values, heads first."""
+    n_heads = x_LN.shape[1] // sum(widths)
+    keys, values = x_LN.split([n_heads * width for width in widths], dim=1)
+    return keys.unflatten(1, (n_heads, -1)).transpose(0, 1), values.unflatten(1, (n_heads, -1)).transpose(0, 1)
+
+
+def _packed(x_TN: Tensor, widths: Widths) -> KeysAndValues:
     """Keys and values copied, as kernels load them (see ``preshard.trainer.attention.kernels.flex.loadable``)."""
-    keys, values = _opened(x_T2KD)
+    keys, values = _opened(x_TN, widths)
     return keys.contiguous(), values.contiguous()
 
 

@@ -2,7 +2,8 @@
 """The exchange of Ulysses: from a piece of the tokens with all heads to all tokens with some of the heads, and back.
 
 Shapes: U ranks of the Ulysses axis, H query heads, K key heads, L tokens of a rank, S = U * L tokens of all ranks,
-D head_dim, G heads of a message for each rank. A message has its receivers first: x_UGLD.
+D head_dim of queries and keys, V of values, G heads of a message for each rank. A message has its receivers first:
+x_UGLD.
 """
 
 from __future__ import annotations
@@ -76,24 +77,25 @@ def exchange_for_heads(
 def scatter_heads(
     q_HLD: Float[Tensor, "H L D"],
     k_KLD: Float[Tensor, "K L D"],
-    v_KLD: Float[Tensor, "K L D"],
+    v_KLV: Float[Tensor, "K L V"],
     degree: int,
     group: dist.ProcessGroup | None,
-) -> tuple[Float[Tensor, "H/U S D"], Float[Tensor, "K/U S D"], Float[Tensor, "K/U S D"]]:
+) -> tuple[Float[Tensor, "H/U S D"], Float[Tensor, "K/U S D"], Float[Tensor, "K/U S V"]]:
     """All tokens of the axis in rank order, with this rank's heads only; one message to each rank.
 
     Where there are fewer key heads than ranks, or they do not divide, each is sent more than once. Query head h still
     reads key head ``h // (H / K)``, and the gradients of the copies are added (Jacobs et al. 2023, DeepSpeed Ulysses).
-    Keys and values then have messages of their own: the copies of only one are in memory at a time.
+    Keys and values then have messages of their own: the copies of only one are in memory at a time. So they have where
+    they differ in width.
     """
     if degree == 1 or group is None:
-        return q_HLD, k_KLD, v_KLD
+        return q_HLD, k_KLD, v_KLV
     copies = repeated_kv_heads(len(k_KLD), degree) // len(k_KLD)
-    if copies > 1:
+    if copies > 1 or k_KLD.shape[-1] != v_KLV.shape[-1]:
         q_GSD = exchange_for_heads(q_HLD, degree, group)
-        k_GSD, v_GSD = (exchange_for_heads(x.repeat_interleave(copies, dim=0), degree, group) for x in (k_KLD, v_KLD))
+        k_GSD, v_GSD = (exchange_for_heads(x.repeat_interleave(copies, dim=0), degree, group) for x in (k_KLD, v_KLV))
         return q_GSD, k_GSD, v_GSD
-    parts = [q_HLD, k_KLD, v_KLD]
+    parts = [q_HLD, k_KLD, v_KLV]
     sizes = [len(part) // degree for part in parts]
     by_rank = torch.cat([part.unflatten(0, (degree, size)) for part, size in zip(parts, sizes, strict=True)], dim=1)
     # Copies, since kernels load what does not begin its memory more slowly, and the message can go.
@@ -102,10 +104,10 @@ def scatter_heads(
 
 
 def gather_heads(
-    out_GSD: Float[Tensor, "H/U S D"], degree: int, group: dist.ProcessGroup | None
-) -> Float[Tensor, "H L D"]:
+    out_GSV: Float[Tensor, "H/U S V"], degree: int, group: dist.ProcessGroup | None
+) -> Float[Tensor, "H L V"]:
     """The opposite of ``exchange_for_heads`` and ``scatter_heads``: this rank's tokens, with all heads."""
     if degree == 1 or group is None:
-        return out_GSD
-    out: Tensor = _HeadsToTokens.apply(out_GSD, degree, group)
+        return out_GSV
+    out: Tensor = _HeadsToTokens.apply(out_GSV, degree, group)
     return out

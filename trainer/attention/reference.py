@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 (shape suffixes)
 """Attention under the mask with a dense matrix: the oracle of every other kind, written independently of them.
 
-Shapes: H query heads, K key heads, S tokens, D head_dim; q_HSD is [H, S, D].
+Shapes: H query heads, K key heads, S tokens, D head_dim of queries and keys, V of values; q_HSD is [H, S, D].
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ def bind_attention(layout: TokenLayout, mask: MaskTensors, _cp: ContextParallel,
 def reference_attention(
     q_HSD: Float[Tensor, "H S D"],
     k_KSD: Float[Tensor, "K S D"],
-    v_KSD: Float[Tensor, "K S D"],
+    v_KSV: Float[Tensor, "K S V"],
     mask: MaskTensors,
     positions: Int64[np.ndarray, "S"] | None = None,
     *,
     sinks: Float[Tensor, "H"] | None = None,
     softcap: float | None = None,
-) -> Float[Tensor, "H S D"]:
+) -> Float[Tensor, "H S V"]:
     """Exact attention in one process, in the inputs' dtype. A row that sees nothing is 0. Differentiable.
 
     Memory grows with the square of the length: for tests and short sequences.
 
     Args:
-        q_HSD, k_KSD, v_KSD: query head h reads key head ``h // (H / K)``.
+        q_HSD, k_KSD, v_KSV: query head h reads key head ``h // (H / K)``.
         mask: of the whole pack.
         positions: natural position of each token; by default tokens are in natural order.
         sinks: a logit of each head that joins the softmax of every row, and stands for no value.
@@ -49,7 +49,7 @@ def reference_attention(
     """
     n_heads, n_kv_heads = len(q_HSD), len(k_KSD)
     k_HSD = k_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
-    v_HSD = v_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
+    v_HSV = v_KSV.repeat_interleave(n_heads // n_kv_heads, dim=0)
     allowed_SS = torch.from_numpy(dense_mask(mask.host, positions, positions, window=mask.window)).to(q_HSD.device)
     scores_HSS = q_HSD @ k_HSD.mT * q_HSD.shape[-1] ** -0.5
     if softcap is not None:
@@ -59,4 +59,4 @@ def reference_attention(
     if sinks is not None:
         scores_HSS = torch.cat([scores_HSS, sinks[:, None, None].expand(-1, len(allowed_SS), 1)], dim=-1)
     weights_HSS = torch.softmax(scores_HSS, dim=-1)[..., : len(allowed_SS)].masked_fill(~allowed_SS, 0.0)
-    return weights_HSS @ v_HSD
+    return weights_HSS @ v_HSV

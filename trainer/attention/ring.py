@@ -1,7 +1,8 @@
 # ruff: noqa: N803, N806 (shape suffixes)
 """Ring attention: keys and values travel round the ring axis, and each rank merges what its queries see of them.
 
-Shapes: H query heads, K key heads, L tokens of a slice, Q queries, D head_dim; kv_2KLD holds keys, then values.
+Shapes: H query heads, K key heads, L tokens of a slice, Q queries, D head_dim of queries and keys, V of values.
+A message kv_N has keys [K, L, D], then values [K, L, V].
 ``lse`` is the log of the sum of exponentials of a row's scores, -inf for a row that sees nothing.
 """
 
@@ -70,11 +71,11 @@ def count_steps(layout: TokenLayout, mask: MaskTensors) -> int:
 def ring_attention(
     q_HLD: Float[Tensor, "H L D"],
     k_KLD: Float[Tensor, "K L D"],
-    v_KLD: Float[Tensor, "K L D"],
+    v_KLV: Float[Tensor, "K L V"],
     plan: RingPlan,
     *,
     sinks: Float[Tensor, "H"] | None = None,
-) -> Float[Tensor, "H L D"]:
+) -> Float[Tensor, "H L V"]:
     """Exact attention of this rank's queries over the whole pack, differentiable (Liu et al. 2023, Ring Attention).
 
     In step t a rank holds the keys of ring rank ``rank - t`` while the next ones are already on their way. A step in
@@ -86,7 +87,7 @@ def ring_attention(
     does not own them starts the sum, the last one sends it to the owner. No rank holds more than two slices of keys.
     """
     cp = plan.cp
-    q, k, v = scatter_heads(q_HLD, k_KLD, v_KLD, cp.ulysses_degree, cp.ulysses_group)
+    q, k, v = scatter_heads(q_HLD, k_KLD, v_KLV, cp.ulysses_degree, cp.ulysses_group)
     out: Tensor = _Ring.apply(q, k, v, own_sinks(sinks, cp.ulysses_degree, cp.ulysses_rank), plan)
     return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
 
@@ -95,7 +96,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: RingPlan) -> Tensor:
         def compute() -> tuple[Tensor, Tensor]:
-            out, lse = _forward(q, torch.stack([k, v]), plan)
+            out, lse = _forward(q, k, v, plan)
             if sinks is not None:
                 out, lse = add_sinks(out, lse, sinks)
             return out.to(q.dtype), lse
@@ -110,64 +111,80 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
         dout = grads[0].contiguous()
-        dq, dkv = _backward(dout, q, torch.stack([k, v]), out, lse, ctx.plan)
+        dq, dk, dv = _backward(dout, q, k, v, out, lse, ctx.plan)
         dsinks = None if sinks is None else sinks_gradient(dout, out, lse, sinks).to(sinks.dtype)
-        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), dsinks, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None
 
 
-def _forward(q: Tensor, kv_2KLD: Tensor, plan: RingPlan) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, plan: RingPlan) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over all steps, in the accumulation dtype."""
-    out, lse = nothing_seen(q)
+    out, lse = nothing_seen(q, v.shape[-1])
+    kv_N = _message(k, v)
     seen = False
     for step, prepared in enumerate(plan.steps):
-        coming = _Hop(kv_2KLD, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
+        coming = _Hop(kv_N, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
         if not prepared.empty:
-            more, more_lse = plan.kernel.forward(q, kv_2KLD[0], kv_2KLD[1], prepared)
+            more, more_lse = plan.kernel.forward(q, *_opened(kv_N, k, v), prepared)
             out, lse = merge(out, lse, more, more_lse) if seen else (more.to(out.dtype), more_lse)
             seen = True
         if coming is not None:
-            kv_2KLD = coming.wait()
+            kv_N = coming.wait()
     return out, lse
 
 
 def _backward(
-    dout: Tensor, q: Tensor, kv_2KLD: Tensor, out: Tensor, lse: Tensor, plan: RingPlan
-) -> tuple[Tensor, Tensor]:
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, plan: RingPlan
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, and of this rank's own keys and values, in the accumulation dtype."""
     dtype = accumulation_dtype(q.dtype)
     dq = torch.zeros_like(q, dtype=dtype)
-    own_2KLD = torch.zeros_like(kv_2KLD, dtype=dtype)
+    kv_N = _message(k, v)
+    own_N = torch.zeros_like(kv_N, dtype=dtype)
     behind: _Hop | None = None
     for step, prepared in enumerate(plan.steps):
-        coming = _Hop(kv_2KLD, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
+        coming = _Hop(kv_N, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
         grads = None
         if not prepared.empty:
-            grads = plan.kernel.backward(dout, q, kv_2KLD[0], kv_2KLD[1], out, lse, prepared)
+            grads = plan.kernel.backward(dout, q, *_opened(kv_N, k, v), out, lse, prepared)
             dq += grads[0]
-        dkv_2KLD = own_2KLD if step == 0 else behind.wait() if behind is not None else torch.zeros_like(own_2KLD)
+        dkv_N = own_N if step == 0 else behind.wait() if behind is not None else torch.zeros_like(own_N)
         if grads is not None:
-            dkv_2KLD[0] += grads[1]
-            dkv_2KLD[1] += grads[2]
+            for total, more in zip(_opened(dkv_N, k, v), grads[1:], strict=True):
+                total.add_(more)
         if coming is not None:
-            kv_2KLD = coming.wait()
+            kv_N = coming.wait()
         if step > 0:
             last = step + 1 == len(plan.steps)  # the sum is complete, and goes back to the owner of the keys
-            behind = _Hop(dkv_2KLD, plan.cp, _GRADIENT_TAG, distance=-step if last else 1)
-    return dq, own_2KLD + behind.wait() if behind is not None else own_2KLD
+            behind = _Hop(dkv_N, plan.cp, _GRADIENT_TAG, distance=-step if last else 1)
+    return dq, *_opened(own_N if behind is None else own_N + behind.wait(), k, v)
 
 
-def nothing_seen(q_HQD: Float[Tensor, "H Q D"]) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-    """Output and lse of rows that see no key, in the accumulation dtype."""
+def _message(k_KLD: Tensor, v_KLV: Tensor) -> Float[Tensor, "N"]:
+    kv_N = k_KLD.new_empty(k_KLD.numel() + v_KLV.numel())
+    for place, part in zip(_opened(kv_N, k_KLD, v_KLV), (k_KLD, v_KLV), strict=True):
+        place.copy_(part)
+    return kv_N
+
+
+def _opened(kv_N: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of a message's keys and values, in the shapes of ``k`` and ``v``."""
+    keys, values = kv_N.split([k.numel(), v.numel()])
+    return keys.view(k.shape), values.view(v.shape)
+
+
+def nothing_seen(q_HQD: Float[Tensor, "H Q D"], width: int) -> tuple[Float[Tensor, "H Q V"], Float[Tensor, "H Q"]]:
+    """Output, of a width of values, and lse of rows that see no key, in the accumulation dtype."""
     dtype = accumulation_dtype(q_HQD.dtype)
-    return torch.zeros_like(q_HQD, dtype=dtype), q_HQD.new_full(q_HQD.shape[:2], -torch.inf, dtype=dtype)
+    shape = q_HQD.shape[:2]
+    return q_HQD.new_zeros(*shape, width, dtype=dtype), q_HQD.new_full(shape, -torch.inf, dtype=dtype)
 
 
 def merge(
-    out_HQD: Float[Tensor, "H Q D"],
+    out_HQV: Float[Tensor, "H Q V"],
     lse_HQ: Float[Tensor, "H Q"],
-    more_HQD: Float[Tensor, "H Q D"],
+    more_HQV: Float[Tensor, "H Q V"],
     more_lse_HQ: Float[Tensor, "H Q"],
-) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
+) -> tuple[Float[Tensor, "H Q V"], Float[Tensor, "H Q"]]:
     """Output and lse over the keys of two disjoint parts (Dao et al. 2022, FlashAttention, section 3.1).
 
     The first two tensors are changed and returned: the whole is one pass over the outputs, a linear interpolation by
@@ -175,8 +192,8 @@ def merge(
     and -inf.
     """
     more_share = torch.sigmoid(more_lse_HQ - lse_HQ).nan_to_num_(0.0)  # -inf - -inf: the row sees nothing
-    out_HQD.lerp_(more_HQD.to(out_HQD.dtype), more_share.unsqueeze(-1))
-    return out_HQD, torch.logaddexp(lse_HQ, more_lse_HQ, out=lse_HQ)
+    out_HQV.lerp_(more_HQV.to(out_HQV.dtype), more_share.unsqueeze(-1))
+    return out_HQV, torch.logaddexp(lse_HQ, more_lse_HQ, out=lse_HQ)
 
 
 class _Hop:

@@ -6,11 +6,13 @@ the model. It can hide behind the kernel: ``overlapped_attention`` deals the hea
 own, and only the first piece's arrival and the last one's return are waited for with nothing to do.
 
 Shapes: U ranks of the Ulysses axis, H query heads, K key heads, L tokens of a rank, S = U * L tokens of all ranks,
-D head_dim, G heads of a message for each rank. A message has its receivers first: x_UGLD.
+D head_dim of queries and keys, V of values, G heads of a part for each rank. A part of a message has its receivers
+first: x_UGLD.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -71,18 +73,18 @@ def plan_ulysses(layout: TokenLayout, mask: MaskTensors, cp: ContextParallel, *,
 def overlapped_attention(
     q_HLD: Float[Tensor, "H L D"],
     k_KLD: Float[Tensor, "K L D"],
-    v_KLD: Float[Tensor, "K L D"],
+    v_KLV: Float[Tensor, "K L V"],
     plan: GatherPlan,
     *,
     sinks: Float[Tensor, "H"] | None = None,
-) -> Float[Tensor, "H L D"]:
+) -> Float[Tensor, "H L V"]:
     """Does what ``gather_attention`` does by the same plan, with the same bytes in more messages.
 
     Raises:
         ConfigError: a rank has a single query head, so there is nothing to overlap with.
     """
     own = own_sinks(sinks, plan.cp.ulysses_degree, plan.cp.ulysses_rank)
-    out: Tensor = _Overlapped.apply(q_HLD, k_KLD, v_KLD, own, plan)
+    out: Tensor = _Overlapped.apply(q_HLD, k_KLD, v_KLV, own, plan)
     return out
 
 
@@ -167,15 +169,21 @@ class _Sent:
 
     def __init__(self, parts_UGLD: list[Tensor], plan: GatherPlan) -> None:
         # The sent memory must stay alive until the transfer has ended.
-        self._sent = torch.cat(parts_UGLD, dim=1).contiguous()
+        self._shapes = [part.shape[1:] for part in parts_UGLD]
+        self._sent = parts_UGLD[0].new_empty(len(parts_UGLD[0]), sum(map(math.prod, self._shapes)))
+        for place, part in zip(self._parts(self._sent), parts_UGLD, strict=True):
+            place.copy_(part)
         self._received = torch.empty_like(self._sent)
-        self._sizes = [part.shape[1] for part in parts_UGLD]
         self._work = dist.all_to_all_single(self._received, self._sent, group=plan.cp.ulysses_group, async_op=True)
 
     def heads(self) -> list[Float[Tensor, "U G L D"]]:
         """The parts that arrived, by the rank whose heads they are."""
         self._work.wait()
-        return list(self._received.split(self._sizes, dim=1))
+        return self._parts(self._received)
+
+    def _parts(self, message: Tensor) -> list[Tensor]:
+        places = message.split([math.prod(shape) for shape in self._shapes], dim=1)
+        return [place.unflatten(1, shape) for place, shape in zip(places, self._shapes, strict=True)]
 
     def tokens(self) -> list[Float[Tensor, "G S D"]]:
         """The parts that arrived, each with the tokens of all ranks."""

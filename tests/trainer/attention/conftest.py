@@ -41,6 +41,7 @@ class Case:
     heads: int = 8
     kv_heads: int = 2
     head_dim: int = 8
+    value_dim: int | None = None
     dtype: torch.dtype = torch.float64
     seed: int = 0
 
@@ -56,9 +57,9 @@ class Case:
     def inputs(self) -> list[Tensor]:
         """q, k, v and the output's gradient for the whole pack."""
         rng = torch.Generator().manual_seed(self.seed)
-        sizes = (self.heads, self.kv_heads, self.kv_heads, self.heads)
-        shape = (self.mask.seq_len, self.head_dim)
-        return [torch.randn(n, *shape, generator=rng, dtype=torch.float64).to(self.dtype) for n in sizes]
+        length, keys, values = self.mask.seq_len, self.head_dim, self.value_dim or self.head_dim
+        sizes = (self.heads, keys), (self.kv_heads, keys), (self.kv_heads, values), (self.heads, values)
+        return [torch.randn(n, length, d, generator=rng, dtype=torch.float64).to(self.dtype) for n, d in sizes]
 
     def slices(self) -> list[np.ndarray]:
         """Natural positions of each CP rank's tokens."""

@@ -37,13 +37,17 @@ KERNELS = {
 
 
 WINDOWS = st.sampled_from([None, 1, 20])
+WIDTHS = [(1, 1), (7, 20), (12, 8), (33, 33), (33, 7)]
+"""Of keys, and of values."""
 
 
-def random_inputs(heads: int, kv_heads: int, seq_len: int, head_dim: int) -> list[torch.Tensor]:
+def random_inputs(
+    heads: int, kv_heads: int, seq_len: int, head_dim: int, value_dim: int | None = None
+) -> list[torch.Tensor]:
     """q, k, v and dout in float64."""
-    rng = torch.Generator().manual_seed(seq_len)
-    sizes = (heads, kv_heads, kv_heads, heads)
-    return [torch.randn(n, seq_len, head_dim, generator=rng, dtype=torch.float64) for n in sizes]
+    rng, values = torch.Generator().manual_seed(seq_len), value_dim or head_dim
+    sizes = (heads, head_dim), (kv_heads, head_dim), (kv_heads, values), (heads, values)
+    return [torch.randn(n, seq_len, d, generator=rng, dtype=torch.float64) for n, d in sizes]
 
 
 def in_parts(
@@ -57,7 +61,7 @@ def in_parts(
     tensors = MaskTensors.from_arrays(mask).within(window)
     q, k, v, dout = inputs
     queries, dtype = tensors.at(np.arange(mask.seq_len)), accumulation_dtype(q.dtype)
-    out, lse = torch.zeros(q.shape, dtype=dtype), torch.full(q.shape[:2], -torch.inf, dtype=dtype)
+    out, lse = torch.zeros(dout.shape, dtype=dtype), torch.full(q.shape[:2], -torch.inf, dtype=dtype)
     prepared = [kernel.prepare(queries, tensors.at(part)) for part in parts]
     for part, ready in zip(parts, prepared, strict=True):
         more, more_lse = kernel.forward(q, k[:, part], v[:, part], ready)
@@ -81,14 +85,14 @@ def whole(mask: MaskArrays, inputs: list[torch.Tensor], window: int | None = Non
 @pytest.mark.parametrize("name", KERNELS)
 def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
     # Covers the merge, the backward by the merged log-sum-exp, and in the dense kernel the backward from a forward.
-    met = {"a row sees nothing of a part": 0, "a row sees nothing": 0}
+    met = {"a row sees nothing of a part": 0, "a row sees nothing": 0, "wider keys": 0, "wider values": 0}
 
     @settings(max_examples=10, deadline=None, derandomize=True, database=None)
-    @given(packs(1, 4), st.integers(0, 2**16), st.integers(1, 4), st.sampled_from([1, 7, 33]), WINDOWS)
-    def check(pack: Any, seed: int, n_parts: int, head_dim: int, window: int | None) -> None:
+    @given(packs(1, 4), st.integers(0, 2**16), st.integers(1, 4), st.sampled_from(WIDTHS), WINDOWS)
+    def check(pack: Any, seed: int, n_parts: int, widths: tuple[int, int], window: int | None) -> None:
         mask = pack[0]
         parts = np.array_split(np.random.default_rng(seed).permutation(mask.seq_len), n_parts)
-        inputs = random_inputs(4, 2, mask.seq_len, head_dim)
+        inputs = random_inputs(4, 2, mask.seq_len, *widths)
         ours, lse = in_parts(KERNELS[name], mask, parts, inputs, window)
         softcap = getattr(KERNELS[name], "softcap", None)
         for mine, right in zip(ours, whole(mask, inputs, window, softcap), strict=True):
@@ -97,6 +101,8 @@ def test_parts_add_up_to_the_whole(name: str, packs: Any) -> None:
         assert ((lse == -torch.inf) == torch.from_numpy(unseen)).all()
         met["a row sees nothing"] += int(unseen.sum())
         met["a row sees nothing of a part"] += n_parts > 1
+        met["wider keys"] += widths[0] > widths[1]
+        met["wider values"] += widths[0] < widths[1]
 
     check()
     assert all(met.values()), met
@@ -245,16 +251,19 @@ def test_tiles_of_512_are_exact_in_every_kind(
     assert met == {256, 512}
 
 
-@pytest.mark.parametrize(("kv_heads", "window", "softcap"), [(1, None, None), (4, 70, None), (2, 70, 0.7)])
+@pytest.mark.parametrize(
+    ("kv_heads", "window", "softcap", "value_dim"), [(1, None, None, 24), (4, 70, None, 16), (2, 70, 0.7, 16)]
+)
 def test_flex_without_a_gpu(
-    kv_heads: int, window: int | None, softcap: float | None, make_mask: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kv_heads: int, window: int | None, softcap: float | None, value_dim: int, make_mask: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     # The rule inside the tiles, the scale, grouped heads, lengths that are not a multiple of a tile, and the backward
     # through output and log-sum-exp. Torch refuses this on a CPU, as it has no fast kernel; its plain one is correct.
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     rows = [(0, 0, -1)] * 50 + [(0, 0, 3)] * 40 + [(0, 1, -1)] * 60 + [(0, 2, -1)] * 30 + [(-1, 0, -1)] * 20
     mask = make_mask(rows + [(1, 0, -1)] * 107)
-    inputs = random_inputs(4, kv_heads, mask.seq_len, 16)
+    inputs = random_inputs(4, kv_heads, mask.seq_len, 16, value_dim)
     parts = np.split(np.roll(np.arange(mask.seq_len), 77), [177])
     with warnings.catch_warnings(action="ignore"):
         ours, lse = in_parts(Flex(attention=flex_attention, softcap=softcap), mask, parts, inputs, window)

@@ -1,8 +1,8 @@
 # ruff: noqa: N803 (shape suffixes)
 """Attention on one device: some queries against some keys, computing only tiles that hold an allowed pair.
 
-Shapes: H query heads, K key heads, Q queries, T keys, D head_dim. Query head h reads key head ``h // (H / K)``, and
-scores are scaled by ``D ** -0.5``.
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim of queries and keys, V of values, which may
+be another. Query head h reads key head ``h // (H / K)``, and scores are scaled by ``D ** -0.5``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.tiles import TileList
 
-Gradients = tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]
+Gradients = tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T V"]]
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -36,7 +36,7 @@ class Whole:
             dtype that the kernel gives them: that of the inputs, or the accumulation dtype.
     """
 
-    out: Float[Tensor, "H Q D"]
+    out: Float[Tensor, "H Q V"]
     saved: tuple[Tensor, ...]
     backward: Callable[[Tensor, Inputs, tuple[Tensor, ...]], Gradients]
 
@@ -63,8 +63,8 @@ class Kernel(Protocol):
         ...
 
     def forward(
-        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTD: Float[Tensor, "K T D"], prepared: Any
-    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
+        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTV: Float[Tensor, "K T V"], prepared: Any
+    ) -> tuple[Float[Tensor, "H Q V"], Float[Tensor, "H Q"]]:
         """Output in q's dtype, and the log-sum-exp of each row in the accumulation dtype.
 
         A row that sees none of the keys has output 0 and log-sum-exp -inf.
@@ -72,7 +72,7 @@ class Kernel(Protocol):
         ...
 
     def whole(
-        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTD: Float[Tensor, "K T D"], prepared: Any
+        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTV: Float[Tensor, "K T V"], prepared: Any
     ) -> Whole:
         """Attention where these are all the keys that the rows see, with the kernel's own backward.
 
@@ -82,14 +82,14 @@ class Kernel(Protocol):
 
     def backward(
         self,
-        dout_HQD: Float[Tensor, "H Q D"],
+        dout_HQV: Float[Tensor, "H Q V"],
         q_HQD: Float[Tensor, "H Q D"],
         k_KTD: Float[Tensor, "K T D"],
-        v_KTD: Float[Tensor, "K T D"],
-        out_HQD: Float[Tensor, "H Q D"],
+        v_KTV: Float[Tensor, "K T V"],
+        out_HQV: Float[Tensor, "H Q V"],
         lse_HQ: Float[Tensor, "H Q"],
         prepared: Any,
-    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]:
+    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T V"]]:
         """Gradients of q, k and v by these keys alone, in the accumulation dtype.
 
         ``out`` and ``lse`` are those of the whole rows, over other keys too. With both, the probabilities and the

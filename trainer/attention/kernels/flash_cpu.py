@@ -2,10 +2,11 @@
 """The CPU's kernel: for each tile of queries, ATen's flash attention over just the keys that the tile can see.
 
 A tile's mask is made when needed and dropped at once, so memory is that of one tile's keys. ATen cannot cap scores, so
-capped ones are computed by plain torch, one key head at a time.
+capped ones are computed by plain torch, one key head at a time. Nor does it take values of another width than keys: the
+narrower are filled up with zeros, which add nothing to a score, and to the output columns that are cut off again.
 
-Shapes: H query heads, K key heads, Q queries, T keys, D head_dim; B queries of a tile, N keys that they see; G query
-heads of a key head, R = G * B rows that see one key head.
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim of queries and keys, V of values; B queries of a
+tile, N keys that they see; G query heads of a key head, R = G * B rows that see one key head.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from preshard.trainer.attention.kernels import Gradients, Inputs, Whole
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
@@ -47,67 +49,66 @@ class FlashCPU:
         return list_tiles(queries, keys, q_tile=self.q_tile, k_tile=self.k_tile)
 
     def forward(
-        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTD: Float[Tensor, "K T D"], tiles: Tiles
-    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-        q_HQD, k_KTD, v_KTD = _contiguous(q_HQD, k_KTD, v_KTD)
-        out_HQD = torch.zeros_like(q_HQD)
+        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTV: Float[Tensor, "K T V"], tiles: Tiles
+    ) -> tuple[Float[Tensor, "H Q V"], Float[Tensor, "H Q"]]:
+        q_HQD, k_KTD, v_KTV = _contiguous(q_HQD, k_KTD, v_KTV)
+        out_HQV = q_HQD.new_zeros(*q_HQD.shape[:2], v_KTV.shape[-1])
         lse_HQ = torch.full(q_HQD.shape[:2], -torch.inf, dtype=accumulation_dtype(q_HQD.dtype))
         for call in _calls(tiles):
             mask_BN = _float_mask(tiles, call, q_HQD.dtype)
-            q, k, v = q_HQD[:, call.rows], call.take(k_KTD), call.take(v_KTD)
+            q, k, v = q_HQD[:, call.rows], call.take(k_KTD), call.take(v_KTV)
             if self.softcap is not None:
-                out_HQD[:, call.rows], lse_HQ[:, call.rows] = _capped(q, k, v, mask_BN, self.softcap)
+                out_HQV[:, call.rows], lse_HQ[:, call.rows] = _capped(q, k, v, mask_BN, self.softcap)
                 continue
-            out, lse = _flash(
-                q[None], k[None], v[None], 0.0, False, attn_mask=mask_BN[None, None], scale=_scale(q_HQD)
-            )  # fmt: skip
-            out_HQD[:, call.rows] = out[0]
+            filled = _filled(q, k, v)
+            out, lse = _flash(*filled, 0.0, False, attn_mask=mask_BN[None, None], scale=_scale(q_HQD))
+            out_HQV[:, call.rows] = out[0, ..., : v.shape[-1]]
             # ATen returns 0 as the log-sum-exp of a row that sees nothing.
             unseen = mask_BN.amax(dim=-1) == -torch.inf
             lse_HQ[:, call.rows] = lse[0].masked_fill(unseen, -torch.inf)
-        return out_HQD, lse_HQ
+        return out_HQV, lse_HQ
 
     def whole(
-        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTD: Float[Tensor, "K T D"], tiles: Tiles
+        self, q_HQD: Float[Tensor, "H Q D"], k_KTD: Float[Tensor, "K T D"], v_KTV: Float[Tensor, "K T V"], tiles: Tiles
     ) -> Whole:
         def backward(dout: Tensor, inputs: Inputs, saved: tuple[Tensor, ...]) -> Gradients:
             out, lse = saved
             return self.backward(dout, *inputs, out, lse, tiles)
 
-        out, lse = self.forward(q_HQD, k_KTD, v_KTD, tiles)
+        out, lse = self.forward(q_HQD, k_KTD, v_KTV, tiles)
         return Whole(out=out, saved=(out, lse), backward=backward)
 
     def backward(
         self,
-        dout_HQD: Float[Tensor, "H Q D"],
+        dout_HQV: Float[Tensor, "H Q V"],
         q_HQD: Float[Tensor, "H Q D"],
         k_KTD: Float[Tensor, "K T D"],
-        v_KTD: Float[Tensor, "K T D"],
-        out_HQD: Float[Tensor, "H Q D"],
+        v_KTV: Float[Tensor, "K T V"],
+        out_HQV: Float[Tensor, "H Q V"],
         lse_HQ: Float[Tensor, "H Q"],
         tiles: Tiles,
-    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]:
-        q_HQD, k_KTD, v_KTD = _contiguous(q_HQD, k_KTD, v_KTD)
+    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T V"]]:
+        q_HQD, k_KTD, v_KTV = _contiguous(q_HQD, k_KTD, v_KTV)
         accumulated = accumulation_dtype(q_HQD.dtype)
         dq_HQD = torch.zeros(q_HQD.shape, dtype=accumulated)
-        dk_KTD, dv_KTD = torch.zeros(k_KTD.shape, dtype=accumulated), torch.zeros(v_KTD.shape, dtype=accumulated)
+        dk_KTD, dv_KTV = torch.zeros(k_KTD.shape, dtype=accumulated), torch.zeros(v_KTV.shape, dtype=accumulated)
         # exp(-inf - lse) is 0 for every masked pair as long as lse is finite.
         finite_lse_HQ = lse_HQ.masked_fill(lse_HQ == -torch.inf, 0.0)
         for call in _calls(tiles):
-            dout, q, out, lse = (x[:, call.rows] for x in (dout_HQD, q_HQD, out_HQD, finite_lse_HQ))
-            k, v, mask_BN = call.take(k_KTD), call.take(v_KTD), _float_mask(tiles, call, q_HQD.dtype)
+            dout, q, out, lse = (x[:, call.rows] for x in (dout_HQV, q_HQD, out_HQV, finite_lse_HQ))
+            k, v, mask_BN = call.take(k_KTD), call.take(v_KTV), _float_mask(tiles, call, q_HQD.dtype)
             if self.softcap is not None:
                 dq, dk, dv = _capped_backward(dout, q, k, v, out, lse, mask_BN, self.softcap)
             else:
+                *filled, filled_out = _filled(dout, q, k, v, out)
                 grads = _flash_backward(
-                    dout[None], q[None], k[None], v[None], out[None], lse[None], 0.0, False,
-                    attn_mask=mask_BN[None, None], scale=_scale(q_HQD),
-                )  # fmt: skip
-                dq, dk, dv = (x[0] for x in grads)
+                    *filled, filled_out, lse[None], 0.0, False, attn_mask=mask_BN[None, None], scale=_scale(q_HQD)
+                )
+                dq, dk, dv = (x[0, ..., : like.shape[-1]] for x, like in zip(grads, (q, k, v), strict=True))
             dq_HQD[:, call.rows] = dq
             call.add(dk_KTD, dk)
-            call.add(dv_KTD, dv)
-        return dq_HQD, dk_KTD, dv_KTD
+            call.add(dv_KTV, dv)
+        return dq_HQD, dk_KTD, dv_KTV
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,12 @@ def _calls(tiles: Tiles) -> Iterator[_FlashCall]:
         yield _FlashCall(rows=rows, keys=keys, n_full=n_full)
 
 
+def _filled(*tensors: Tensor) -> list[Tensor]:
+    """The tensors as one batch, filled up with zeros to the width of the widest."""
+    width = max(x.shape[-1] for x in tensors)
+    return [(x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])))[None] for x in tensors]
+
+
 def _contiguous(*tensors: Tensor) -> list[Tensor]:
     # In a model's or a message's memory the heads of a token lie side by side. Selecting keys from that layout costs up
     # to three times as much as the kernel itself.
@@ -174,32 +181,32 @@ def _by_key_head(n_kv_heads: int, *tensors: Tensor) -> list[Tensor]:
 
 
 def _capped(
-    q_HBD: Tensor, k_KND: Tensor, v_KND: Tensor, mask_BN: Tensor, softcap: float
-) -> tuple[Float[Tensor, "H B D"], Float[Tensor, "H B"]]:
+    q_HBD: Tensor, k_KND: Tensor, v_KNV: Tensor, mask_BN: Tensor, softcap: float
+) -> tuple[Float[Tensor, "H B V"], Float[Tensor, "H B"]]:
     """Results as of ATen's forward; -inf as the log-sum-exp of a row that sees nothing."""
     outs, lses = [], []
-    for q_RD, k_ND, v_ND in zip(*_by_key_head(len(k_KND), q_HBD, k_KND, v_KND), strict=True):
+    for q_RD, k_ND, v_NV in zip(*_by_key_head(len(k_KND), q_HBD, k_KND, v_KNV), strict=True):
         scores_RN, _ = _capped_scores(q_RD, k_ND, mask_BN, softcap)
         lse_R = scores_RN.logsumexp(dim=-1)
         finite_R = lse_R.masked_fill(lse_R == -torch.inf, 0.0)
-        outs.append(scores_RN.sub_(finite_R[:, None]).exp_() @ v_ND)
+        outs.append(scores_RN.sub_(finite_R[:, None]).exp_() @ v_NV)
         lses.append(lse_R)
     out, lse = (torch.cat(parts).unflatten(0, (-1, len(mask_BN))) for parts in (outs, lses))
     return out.to(q_HBD.dtype), lse
 
 
 def _capped_backward(
-    dout_HBD: Tensor, q_HBD: Tensor, k_KND: Tensor, v_KND: Tensor, out_HBD: Tensor, lse_HB: Tensor, mask_BN: Tensor,
+    dout_HBV: Tensor, q_HBD: Tensor, k_KND: Tensor, v_KNV: Tensor, out_HBV: Tensor, lse_HB: Tensor, mask_BN: Tensor,
     softcap: float,
-) -> tuple[Float[Tensor, "H B D"], Float[Tensor, "K N D"], Float[Tensor, "K N D"]]:  # fmt: skip
+) -> tuple[Float[Tensor, "H B D"], Float[Tensor, "K N D"], Float[Tensor, "K N V"]]:  # fmt: skip
     """Gradients as of ATen's backward, in the accumulation dtype (Dao 2023, FlashAttention-2, with the cap's slope)."""
     dqs, dks, dvs = [], [], []
-    rows = _by_key_head(len(k_KND), dout_HBD, q_HBD, k_KND, v_KND, out_HBD, lse_HB[..., None])
-    for dout_RD, q_RD, k_ND, v_ND, out_RD, lse_R1 in zip(*rows, strict=True):
+    rows = _by_key_head(len(k_KND), dout_HBV, q_HBD, k_KND, v_KNV, out_HBV, lse_HB[..., None])
+    for dout_RV, q_RD, k_ND, v_NV, out_RV, lse_R1 in zip(*rows, strict=True):
         scores_RN, slope_RN = _capped_scores(q_RD, k_ND, mask_BN, softcap)
         weights_RN = scores_RN.sub_(lse_R1).exp_()
-        dvs.append(weights_RN.T @ dout_RD)
-        ds_RN = (dout_RD @ v_ND.T).sub_((dout_RD * out_RD).sum(dim=-1, keepdim=True))
+        dvs.append(weights_RN.T @ dout_RV)
+        ds_RN = (dout_RV @ v_NV.T).sub_((dout_RV * out_RV).sum(dim=-1, keepdim=True))
         ds_RN.mul_(weights_RN).mul_(slope_RN).mul_(_scale(q_RD))
         dqs.append(ds_RN @ k_ND)
         dks.append(ds_RN.T @ q_RD)

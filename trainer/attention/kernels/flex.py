@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 (shape suffixes)
 """The GPU's kernel: FlexAttention (Dong et al. 2024) on the occupied tiles, with the mask's rule in those not full.
 
-Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim of queries and keys, V of values.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def backward_from_forward(
     forward: Forward,
-    dout_HQD: Float[Tensor, "H Q D"],
+    dout_HQV: Float[Tensor, "H Q V"],
     q_HQD: Float[Tensor, "H Q D"],
     k_KTD: Float[Tensor, "K T D"],
-    v_KTD: Float[Tensor, "K T D"],
-    out_HQD: Float[Tensor, "H Q D"],
+    v_KTV: Float[Tensor, "K T V"],
+    out_HQV: Float[Tensor, "H Q V"],
     lse_HQ: Float[Tensor, "H Q"],
-) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]:
+) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T V"]]:
     """Gradients of q, k and v by these keys alone, in the accumulation dtype.
 
     Args:
         forward: from q, k and v to the output and log-sum-exp over these keys, differentiable in both.
-        dout_HQD: gradient of the whole rows' output.
-        out_HQD, lse_HQ: of the whole rows, over other keys too.
+        dout_HQV: gradient of the whole rows' output.
+        out_HQV, lse_HQ: of the whole rows, over other keys too.
     """
-    inputs = tuple(x.detach().requires_grad_() for x in (q_HQD, k_KTD, v_KTD))
+    inputs = tuple(x.detach().requires_grad_() for x in (q_HQD, k_KTD, v_KTV))
     with torch.enable_grad():
         part_HQD, part_lse_HQ = forward(*inputs)
     dtype = accumulation_dtype(q_HQD.dtype)
-    dpart = share(part_lse_HQ.detach(), lse_HQ) * dout_HQD.to(dtype)
-    dpart_lse = (dpart * (part_HQD.detach().to(dtype) - out_HQD.to(dtype))).sum(dim=-1)
+    dpart = share(part_lse_HQ.detach(), lse_HQ) * dout_HQV.to(dtype)
+    dpart_lse = (dpart * (part_HQD.detach().to(dtype) - out_HQV.to(dtype))).sum(dim=-1)
     grads = torch.autograd.grad(
         (part_HQD, part_lse_HQ), inputs, (dpart.to(part_HQD.dtype), dpart_lse.to(part_lse_HQ.dtype))
     )
@@ -132,10 +132,10 @@ class Flex:
         self,
         q_HQD: Float[Tensor, "H Q D"],
         k_KTD: Float[Tensor, "K T D"],
-        v_KTD: Float[Tensor, "K T D"],
+        v_KTV: Float[Tensor, "K T V"],
         tiles: FlexTiles,
-    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "H Q"]]:
-        given = loadable(q_HQD, k_KTD, v_KTD)
+    ) -> tuple[Float[Tensor, "H Q V"], Float[Tensor, "H Q"]]:
+        given = loadable(q_HQD, k_KTD, v_KTV)
         out, aux = self._attend(*given, tiles, return_aux=AuxRequest(lse=True))
         return out[0], aux.lse[0].to(accumulation_dtype(q_HQD.dtype))
 
@@ -143,26 +143,26 @@ class Flex:
         self,
         q_HQD: Float[Tensor, "H Q D"],
         k_KTD: Float[Tensor, "K T D"],
-        v_KTD: Float[Tensor, "K T D"],
+        v_KTV: Float[Tensor, "K T V"],
         tiles: FlexTiles,
     ) -> Whole:
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out: Tensor = self._attend(q, k, v, tiles)[0]
             return out
 
-        made = whole_by_autograd(attention, *loadable(q_HQD, k_KTD, v_KTD))
+        made = whole_by_autograd(attention, *loadable(q_HQD, k_KTD, v_KTV))
         differentiate = made.backward  # alone: what is called later must not keep the output
 
-        def backward(dout_HQD: Tensor, again: Inputs, kept: tuple[Tensor, ...]) -> Gradients:
-            return differentiate(dout_HQD, loadable(*again), kept)
+        def backward(dout_HQV: Tensor, again: Inputs, kept: tuple[Tensor, ...]) -> Gradients:
+            return differentiate(dout_HQV, loadable(*again), kept)
 
         return replace(made, backward=backward)
 
-    def _attend(self, q_HQD: Tensor, k_KTD: Tensor, v_KTD: Tensor, tiles: FlexTiles, **asked: Any) -> Any:
+    def _attend(self, q_HQD: Tensor, k_KTD: Tensor, v_KTV: Tensor, tiles: FlexTiles, **asked: Any) -> Any:
         q_tile, k_tile = tiles.block_mask.BLOCK_SIZE
         in_tiles = q_HQD.shape[1] % q_tile == k_KTD.shape[1] % k_tile == 0
         return (self.attention or compiled_attention())(
-            q_HQD[None], k_KTD[None], v_KTD[None],
+            q_HQD[None], k_KTD[None], v_KTV[None],
             score_mod=None if self.softcap is None else capping(self.softcap),
             block_mask=tiles.block_mask, enable_gqa=len(q_HQD) != len(k_KTD),
             kernel_options=_WHOLE_TILES if in_tiles else _OPTIONS, **asked,
@@ -170,18 +170,18 @@ class Flex:
 
     def backward(
         self,
-        dout_HQD: Float[Tensor, "H Q D"],
+        dout_HQV: Float[Tensor, "H Q V"],
         q_HQD: Float[Tensor, "H Q D"],
         k_KTD: Float[Tensor, "K T D"],
-        v_KTD: Float[Tensor, "K T D"],
-        out_HQD: Float[Tensor, "H Q D"],
+        v_KTV: Float[Tensor, "K T V"],
+        out_HQV: Float[Tensor, "H Q V"],
         lse_HQ: Float[Tensor, "H Q"],
         tiles: FlexTiles,
-    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T D"]]:
+    ) -> tuple[Float[Tensor, "H Q D"], Float[Tensor, "K T D"], Float[Tensor, "K T V"]]:
         def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             return self.forward(q, k, v, tiles)
 
-        return backward_from_forward(forward, dout_HQD, q_HQD, k_KTD, v_KTD, out_HQD, lse_HQ)
+        return backward_from_forward(forward, dout_HQV, q_HQD, k_KTD, v_KTV, out_HQV, lse_HQ)
 
 
 def loadable(*tensors: Tensor) -> Inputs:

@@ -6,7 +6,7 @@ not keep the gathered keys, which are gathered again for the backward, nor anyth
 ``torch.utils.checkpoint`` or an offloading hook. So it keeps no tensor at all: what it would save is handed to the
 caller, who saves it as its own, and q, k and v are handed in again.
 
-Shapes: H query heads, K key heads, Q queries, T keys, D head_dim.
+Shapes: H query heads, K key heads, Q queries, T keys, D head_dim of queries and keys, V of values.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def whole_by_autograd(
-    attention: Callable[[Tensor, Tensor, Tensor], Float[Tensor, "H Q D"]],
+    attention: Callable[[Tensor, Tensor, Tensor], Float[Tensor, "H Q V"]],
     q_HQD: Float[Tensor, "H Q D"],
     k_KTD: Float[Tensor, "K T D"],
-    v_KTD: Float[Tensor, "K T D"],
+    v_KTV: Float[Tensor, "K T V"],
 ) -> Whole:
     """Runs a function that torch can differentiate, to be differentiated once. It must not change its inputs."""
-    inputs, saved = (q_HQD, k_KTD, v_KTD), _Saved()
+    inputs, saved = (q_HQD, k_KTD, v_KTV), _Saved()
     saved.inputs = inputs
     gradients: list[Tensor] = []
     anchor = torch.empty(0, device=q_HQD.device, requires_grad=True)
@@ -45,10 +45,10 @@ def whole_by_autograd(
     edge, tensors = get_gradient_edge(out), tuple(saved.tensors)
     saved.clear()
 
-    def backward(dout_HQD: Tensor, again: Inputs, kept: tuple[Tensor, ...]) -> Gradients:
+    def backward(dout_HQV: Tensor, again: Inputs, kept: tuple[Tensor, ...]) -> Gradients:
         saved.inputs, saved.tensors = again, list(kept)
         try:
-            torch.autograd.backward(edge, dout_HQD.to(q_dtype), inputs=[anchor])
+            torch.autograd.backward(edge, dout_HQV.to(q_dtype), inputs=[anchor])
             dq, dk, dv = gradients
         finally:
             gradients.clear()
