@@ -35,6 +35,7 @@ EXTRAS = {
     "saving": "what is on the device: what is kept for the backward pass, and where",
     "checkpoint_check": "what is kept: checksums of a checkpoint's files, a folder that all ranks see",
     "further": "what is kept: layers of the source that predict further tokens, beside an exported model",
+    "bridge": "what other trainers have: batches of Megatron Bridge's steps",
     "other_meshes": "what other trainers have: a rank's place on their mesh",
     "own_masks": "what other trainers have: models that do not see sequences by themselves",
     "sequences": "what other trainers have: kernels that take the edges of a pack's sequences",

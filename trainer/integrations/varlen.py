@@ -126,26 +126,20 @@ def to_megatron(batch: RankBatch) -> dict[str, Any]:
     }
 
 
-def to_bridge(batch: RankBatch) -> dict[str, Tensor]:
-    """A whole pack of text as ``GPTSFTPackedDataset`` of Megatron Bridge (0.3) collates one, for its ``gpt_step``.
+def to_bridge(batch: RankBatch) -> dict[str, Any]:
+    """A whole pack as a training step of Megatron Bridge takes it, which cuts it for context-parallel ranks itself.
 
-    There ``cu_seqlens`` are the edges of rooms, and ``cu_seqlens_unpadded`` those of documents, each with -1 behind
-    them, and ``..._argmin`` says where. Context-parallel ranks all read whole packs: ``gpt_step`` cuts them itself.
+    Returns:
+        Of a pack for a Qwen3-VL or Qwen3.5 model: the THD batch of Bridge's collate functions (0.6) for its
+        ``vlm_step``. ``input_ids``, ``labels``, ``loss_mask`` [1, seq], ``position_ids`` [3, 1, seq], edges of
+        documents ``cu_seqlens_q`` and of their rooms ``cu_seqlens_q_padded`` int32 [documents + 1], and
+        ``visual_inputs`` with all pixels.
+        Of others, which must be text: what ``GPTSFTPackedDataset`` (0.3) collates for ``gpt_step``. There
+        ``cu_seqlens`` are the edges of rooms, and ``cu_seqlens_unpadded`` those of documents, each with -1 behind
+        them, and ``..._argmin`` says where.
 
     Raises:
-        ReaderError: as :func:`to_megatron`, the batch is a part of a pack, or it has images, for which that step has no
-            place.
+        ReaderError: as :func:`to_megatron`, the batch is a part of a pack, or it has images for another model.
     """
-    if len(batch) != batch.seq_len or batch.units:
-        has = f"{len(batch)} of its {batch.seq_len} tokens" if len(batch) != batch.seq_len else "images"
-        raise ReaderError(
-            f"pack {batch.pack_id}: this rank has {has}, and Bridge's gpt_step cuts whole packs of text itself; read "
-            "without ring_degree and ulysses_degree, or use to_megatron in a step of your own"
-        )
-    found = to_megatron(batch)
-    edges = {"cu_seqlens": found.pop("cu_seqlens_padded"), "cu_seqlens_unpadded": found.pop("cu_seqlens")}
-    for name, values in edges.items():
-        found[name] = torch.nn.functional.pad(values, (0, 1), value=-1)[None]
-        found[f"{name}_argmin"] = torch.tensor([[len(values)]], device=values.device)
-    ones = torch.ones(1, dtype=torch.int64, device=batch.tokens.device)
-    return {**found, "max_seqlen": found["max_seqlen"][None], "attention_mask": ones}
+    found: dict[str, Any] = load_extra("bridge").bridge_batch(batch)
+    return found

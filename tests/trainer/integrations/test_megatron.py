@@ -111,7 +111,7 @@ def test_slices_that_ranks_do_not_share_equally_are_refused(packed: Path) -> Non
     ulysses = _causal(packed, layout="zigzag", ring_degree=2, ulysses_degree=2)[0]
     with pytest.raises(ReaderError, match="zigzag at ring_degree 2 for 4 ranks"):
         to_megatron(ulysses)
-    with pytest.raises(ReaderError, match="has 1024 of its 2048 tokens, and Bridge's gpt_step cuts whole packs"):
+    with pytest.raises(ReaderError, match="has 1024 of its 2048 tokens, and Bridge cuts whole packs itself"):
         to_bridge(_causal(packed, layout="zigzag", ring_degree=2)[0])
 
 
