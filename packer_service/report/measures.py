@@ -146,9 +146,7 @@ def all_balances(measures: Measures) -> Balances:
         images={
             group.degree: _image_balance(group, figures) for group, figures in _balances(measures, images, None).items()
         },
-        preferred={
-            degree: preferred(measures, list(balance), degree) for degree in sorted({group.degree for group in layouts})
-        },
+        preferred=preferred(measures, list(balance), sorted({group.degree for group in layouts})),
     )
 
 
@@ -263,32 +261,38 @@ def _spread(packs: int | None, total: Any, p95: float | None, most: float | None
 def preferred(
     measures: Measures,
     schemes: Sequence[str],
-    degree: int,
+    degrees: Sequence[int],
     packs: range | None = None,
-) -> dict[str, int]:
-    """Number of packs for which the cost model prefers each of some layouts, the most frequent first.
+) -> dict[int, dict[str, int]]:
+    """Number of packs for which the cost model prefers each of some layouts, the most frequent first, by ring degree.
 
     Of equal costs the layout that is stored first counts.
     """
     own = range(measures.n_packs) if packs is None else packs
-    groups = [group for group in measure_groups(measures.config) if group.scheme in schemes and group.degree == degree]
+    stored = [group for group in measure_groups(measures.config) if group.scheme in schemes]
+    names = list(dict.fromkeys(group.scheme or "" for group in stored))
     columns = sorted(COST.columns() - {"degree"})
 
     def parts() -> Iterator[pa.Table]:
-        for of_groups in zip(*(measures.read(group, columns, own) for group in groups), strict=True):
-            yield pa.table({f"{name}_{n}": part[name] for n, part in enumerate(of_groups) for name in columns})
+        for degree in degrees:
+            groups = [group for group in stored if group.degree == degree]
+            for of_groups in zip(*(measures.read(group, columns, own) for group in groups), strict=True):
+                rows = {f"{name}_{n}": part[name] for n, part in enumerate(of_groups) for name in columns}
+                yield pa.table({"degree": pa.array(np.full(len(of_groups[0]), degree)), **rows})
 
     costs = []
-    for number, group in enumerate(groups):
-        cost = expression(COST.value, measures.config).replace("degree", f"{group.degree}")
+    for number in range(len(names)):
+        cost = expression(COST.value, measures.config)
         for name in columns:
             cost = cost.replace(name, f"{name}_{number}")
         costs.append(cost)
-    schema = pa.schema([(f"{name}_{number}", pa.int64()) for number in range(len(groups)) for name in columns])
-    best = f"list_position([{', '.join(costs)}], least({', '.join(costs)}))"
-    asked = f"SELECT {best} - 1 AS best, count(*) FROM rows GROUP BY best ORDER BY 2 DESC, 1"
-    found = ask(asked, schema, parts)
-    return {groups[number].scheme or "": count for number, count in found}
+    of_layouts = [(f"{name}_{number}", pa.int64()) for number in range(len(names)) for name in columns]
+    best = f"list_position([{', '.join(costs)}], least({', '.join(costs)})) - 1"
+    asked = f"SELECT degree, {best} AS best, count(*) FROM rows GROUP BY degree, best ORDER BY 1, 3 DESC, 2"
+    found: dict[int, dict[str, int]] = {degree: {} for degree in degrees}
+    for degree, number, count in ask(asked, pa.schema([("degree", pa.int64()), *of_layouts]), parts):
+        found[degree][names[number]] = count
+    return found
 
 
 def figure_values(

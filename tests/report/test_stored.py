@@ -53,9 +53,9 @@ def test_stored_figures_are_those_that_the_tables_are_asked_for(
                 assert found.balance[group.scheme][group.degree] == asked
             else:
                 assert found.images[group.degree] == measures.image_balance(stored, group, range(n_packs))
-        for degree in config.ring_degrees:
-            assert found.preferred[degree] == measures.preferred(stored, config.layouts, degree, range(n_packs))
-            assert sum(found.preferred[degree].values()) == n_packs
+        preferred = measures.preferred(stored, config.layouts, config.ring_degrees, range(n_packs))
+        assert found.preferred == preferred
+        assert {degree: sum(each.values()) for degree, each in preferred.items()} == dict.fromkeys(preferred, n_packs)
     rows = pq.read_table(tmp_path / "measures.parquet").to_pylist()
     own = [row for row in rows if (row["scheme"], row["degree"]) == ("contiguous", 1)]
     paths = [row["gather_path"] / row["attention_tiles"] for row in own if row["attention_tiles"]]

@@ -129,12 +129,14 @@ def image_balance(dataset: ServedDataset, cp_size: int, packs: range | None) -> 
         return measures.image_balance(rows, MeasureGroup(scheme=None, degree=cp_size), packs)
 
 
-def preferred(dataset: ServedDataset, layouts: Sequence[str], ring_degree: int, packs: range | None) -> dict[str, int]:
-    """Number of packs for which the cost model prefers each layout, at a ring degree: of all layouts, or of one."""
+def preferred(
+    dataset: ServedDataset, layouts: Sequence[str], degrees: Sequence[int], packs: range | None
+) -> dict[int, dict[str, int]]:
+    """Number of packs for which the cost model prefers each layout, by ring degree: of all layouts, or of one."""
     if len(layouts) == 1:
         n_packs = dataset.n_packs if packs is None else len(packs)
-        return {layouts[0]: n_packs} if n_packs else {}
+        return {degree: {layouts[0]: n_packs} if n_packs else {} for degree in degrees}
     if packs is None:
-        return dataset.figures.preferred[ring_degree]
+        return {degree: dataset.figures.preferred[degree] for degree in degrees}
     with dataset.measures() as rows:
-        return measures.preferred(rows, layouts, ring_degree, packs)
+        return measures.preferred(rows, layouts, degrees, packs)

@@ -83,7 +83,7 @@ def _balance(
         "dataset_id": dataset.manifest.dataset_id,
         "seq_len": config.seq_len,
         "layouts": [layout_balance(dataset, scheme, degree, packs) for scheme in layouts for degree in degrees],
-        "preferred": {degree: preferred(dataset, layouts, degree, packs) for degree in degrees},
+        "preferred": preferred(dataset, layouts, degrees, packs),
         "images": [image_balance(dataset, size, packs) for size in ([cp] if cp else sorted(config.cp_sizes))],
     }
 

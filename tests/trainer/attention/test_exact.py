@@ -95,7 +95,13 @@ def check(cases: Any, attend: Any, expected: Any, assert_same: Any, mesh: tuple[
     return seen
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "x".join(map(str, mesh)))
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(mesh, id="x".join(map(str, mesh)), marks=[pytest.mark.slow] * (mesh[0] * mesh[1] == 8))
+        for mesh in MESHES
+    ],
+)
 def test_every_kind_is_the_reference(
     mesh: tuple[int, int], cases: Any, attend: Any, expected: Any, assert_same: Any
 ) -> None:

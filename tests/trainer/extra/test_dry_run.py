@@ -64,6 +64,7 @@ def test_what_a_step_waits_for(folder_of: Folders, family: str, kind: str) -> No
     assert found.kernels_of("attention") > 0
 
 
+@pytest.mark.slow
 def test_memory_by_parts(folder_of: Folders) -> None:
     """Fails when a part of memory is not counted or not freed: parameters of which a rank holds its share, AdamW's two
     means of each; when something of a step outlives it; or when a step comes to hold more than it did.
@@ -83,7 +84,7 @@ def test_memory_by_parts(folder_of: Folders) -> None:
     assert found.peak < RECORDED
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "mistral3"])
+@pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("mistral3", marks=pytest.mark.slow)])
 def test_calls_for_images_and_for_parts_of_the_model(folder_of: Folders, family: str) -> None:
     """Fails when the encoder's attention is a call for each image again, or computed again with ``selective``; or when
     the embedding and the output projection are whole while others are needed, or gathered once more than needed.
@@ -107,6 +108,7 @@ RECORDED = 7_400_000
 """Bytes that a step may hold at once, 5% more than it held when this was written."""
 
 
+@pytest.mark.slow
 def test_saving_memory_saves_it(folder_of: Folders) -> None:
     """Fails when the ways to save memory do nothing on a GPU: recomputation, offloading to the host, fewer logits."""
     plain = run(folder_of, "qwen3", recompute="none", logits_mib=1)
@@ -117,6 +119,7 @@ def test_saving_memory_saves_it(folder_of: Folders) -> None:
     assert full.kernels_of("products") > plain.kernels_of("products")
 
 
+@pytest.mark.slow
 def test_state_on_the_host(folder_of: Folders) -> None:
     """Fails when parameters, gradients or AdamW's means stay on the device with --offload state, when a step waits for
     them more than once a block's gradients, or when they travel from memory that is not page-locked.

@@ -115,7 +115,14 @@ def alone_in_parts(folder: Path, family: str, parts: Parts, frozen: tuple[str, .
     return loss.item(), {name: each.grad for name, each in named_parameters(base)}
 
 
-@pytest.mark.parametrize(("family", "parts", "frozen", "kind", "degrees", "saving"), CASES)
+OFTEN = (1, 3, 4)
+"""Places in the list of cases that `make test` runs: parts frozen, adapters on projections, and on everything."""
+
+
+@pytest.mark.parametrize(
+    ("family", "parts", "frozen", "kind", "degrees", "saving"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (place not in OFTEN)) for place, case in enumerate(CASES)],
+)
 def test_what_trains_gets_the_gradients_of_documents_alone(
     gloo_pool: Any,
     folder_of: Callable[..., Path],

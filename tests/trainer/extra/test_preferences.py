@@ -207,7 +207,13 @@ def test_loss_and_gradient_are_those_of_trl(
         assert cp_size == 1 or any(0 < own < every for _, _, seen, _ in answers for own, every in seen)
 
 
-@pytest.mark.parametrize("more", [{}, {"lora": 2, "lora_targets": "q_proj"}], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="whole", marks=pytest.mark.slow),
+        pytest.param({"lora": 2, "lora_targets": "q_proj"}, id="lora"),
+    ],
+)
 def test_a_run_begins_at_no_margin_and_goes_on_from_its_checkpoint(
     gloo_pool: Any,
     pairs: Callable[[str], Path],

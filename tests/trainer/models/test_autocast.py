@@ -15,7 +15,7 @@ FAMILIES = ["gpt_oss", "qwen3_vl", "molmo2", "qwen3_5", "gemma3", "gemma4-expert
 """Sinks, deep features, an adapter of its own, states, groups in windows, experts and capped logits."""
 
 
-OFTEN = {"molmo2", "qwen3_5"}
+OFTEN = {"qwen3_5"}
 
 
 @pytest.mark.parametrize(

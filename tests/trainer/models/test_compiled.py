@@ -74,7 +74,11 @@ def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3_vl", "gpt_oss", "qwen3_5", pytest.param("gemma4-experts", marks=pytest.mark.slow), "molmo2"]
+    "family",
+    [
+        *("qwen3_5", "molmo2"),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen3_vl", "gpt_oss", "gemma4-experts")),
+    ],
 )
 def test_every_kind_of_block_computes_the_same(folder_of: Folders, family: str) -> None:
     """Fails when windows, sinks, experts, layers with a state or deep features are lost in a graph, or when a second
@@ -115,7 +119,11 @@ def test_graphs_are_those_of_the_first_pack(many_packs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "saving", [{}, {"recompute": "full"}, {"recompute": "selective"}, {"recompute": "full", "mlp_tiles": 2}]
+    "saving",
+    [
+        *(pytest.param(saving, marks=pytest.mark.slow) for saving in ({}, {"recompute": "full"})),
+        *({"recompute": "selective"}, {"recompute": "full", "mlp_tiles": 2}),
+    ],
 )
 def test_sharded_and_recomputed_blocks_are_compiled(many_packs: Path, alone: None, saving: dict[str, Any]) -> None:
     """Fails when FSDP2, or what computes blocks again, goes round the graphs or is caught in them."""
