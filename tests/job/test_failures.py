@@ -84,7 +84,13 @@ def assert_nothing_half_written(out: Path, whole: Path) -> None:
     assert all(data == expected[name] for name, data in found.items() if not name.startswith(".work/"))
 
 
-@pytest.mark.parametrize(("again", "share"), [(False, 0.02), (False, 0.4), (False, 0.98), (True, 0.3), (True, 0.95)])
+@pytest.mark.parametrize(
+    ("again", "share"),
+    [
+        *((False, 0.02), (False, 0.98), (True, 0.3)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 0.4), (True, 0.95))),
+    ],
+)
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     disk: Disk,
     run: Callable,

@@ -103,7 +103,7 @@ at which documents are joined whole, and lengths at which joined ones are split 
 """
 
 
-OFTEN = {"square", "qwen3", "qwen3_vl", "molmo2"}
+OFTEN = {"square", "qwen3", "qwen3_vl"}
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_its_smallest_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(matrix, "FOLDER", tmp_path)
     monkeypatch.setenv("WORKERS", "0")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # its pytest is no worker of this one's
-    tests = ["tests/trainer/data/test_errors.py"]
-    said, good = matrix.run("smallest", Path(sys.executable), tests, "planted_faults or reads_its")
+    tests = ["tests/trainer/data/test_order.py"]
+    said, good = matrix.run("smallest", Path(sys.executable), tests, "fewer_packs or reads_its")
     assert good
     assert re.fullmatch(r"[1-9]\d* passed, 0 failed, 0 skipped, .* min", said)

@@ -42,7 +42,7 @@ UNEVEN = {"heads": 10, "kv_heads": 5}
 """Heads for which two at a time make three turns, and the last has one key head."""
 
 
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize(("ulysses", "ring"), [(1, 4), (2, 2)])
 @pytest.mark.parametrize("scheme", [*SCHEMES, "random"])
 def test_turns_are_the_reference(

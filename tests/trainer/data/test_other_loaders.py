@@ -139,8 +139,14 @@ def test_a_torchdata_state_that_cannot_be_joined_is_refused(opened: Open) -> Non
         opened(tail="drop").load_state_dict(_forked(PackStream(opened()), 0).state_dict())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        pytest.param(kind, workers, marks=[pytest.mark.slow] * (workers and kind == "pass"))
+        for kind in KINDS
+        for workers in (0, 2)
+    ],
+)
 def test_torchdata_resumes_exactly(opened: Open, kind: str, workers: int) -> None:
     """Fails when torchdata's loader collects or restores workers' states in another way than they are meant."""
     expected = _packs(10 if kind == "pass" else 14, epoch=2)

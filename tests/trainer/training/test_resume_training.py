@@ -68,7 +68,9 @@ def _stopped(whole: tuple[list[StepFigures], Path], folder: Path) -> Path:
     [
         {"ring": 2, "layout": "zigzag"},
         {"attention": "ring"},
-        {"ring": 2, "ulysses": 2, "attention": "hybrid", "layout": "balanced_ring"},
+        pytest.param(
+            {"ring": 2, "ulysses": 2, "attention": "hybrid", "layout": "balanced_ring"}, marks=pytest.mark.slow
+        ),
         {"dp_shard": 2, "offload": "state"},
         {"dp_replicate": 2, "ring": 2, "attention": "ring"},
     ],
