@@ -183,6 +183,7 @@ def test_members_of_one_key_are_one_row(tmp_path: Path) -> None:
         ([("1.txt", b"\xff")], "the member txt is not UTF-8"),
         ([("1.json", b'{"image": "other.jpg"}'), ("1.jpg", b"x")], "image stands in json"),
         ([("1.txt", b"a"), ("1.TXT", b"b")], "the sample has two members 'txt'; leave one of them out"),
+        ([("caf\udce9.txt", b"a")], r"the member 'caf\udce9.txt' has a name that is not UTF-8; write the tar again"),
     ],
 )
 def test_a_wrong_sample_is_a_reject(tmp_path: Path, members: list[tuple[str, bytes]], reason: str) -> None:

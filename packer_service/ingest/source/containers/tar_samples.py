@@ -22,6 +22,7 @@ from cachetools import LRUCache
 from preshard.packer_service.ingest.source.containers.compressed import read_content
 from preshard.packer_service.ingest.source.containers.json_lines import parse_json
 from preshard.packer_service.ingest.source.file import Found, SourceFile
+from preshard.packer_service.ingest.source.forms.fields import is_text
 from preshard.packer_service.ingest.source.forms.inline import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from preshard.schemas.errors import LOST_ROWS, DocumentError
 
@@ -368,6 +369,9 @@ def _row(members: list[tuple[str, bytes]], file: SourceFile) -> dict[str, Any]:
             row[extension] = data
     for kind, found_media in media.items():
         _add_media(row, kind, sorted(found_media))
+    if "id" not in row and not is_text(key):
+        cure = "write the tar again with names in UTF-8, or give each sample an id in its json"
+        raise DocumentError("bad_row", f"the member {_shown(name)} has a name that is not UTF-8; {cure}")
     row.setdefault("id", f"{file.label}/{key}")
     return row
 
