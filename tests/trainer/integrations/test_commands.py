@@ -1,6 +1,6 @@
 """The commands of docs/integrations.md train on packs as a plain loop on one rank does.
 
-Each runs where its trainer is installed: ``tests/matrix/run.py ms-swift-4.6.0``.
+Each runs where its trainer is installed: ``tests/matrix/run.py ms-swift-4.6.0 axolotl-0.19.0 llamafactory-0.9.5``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ STEPS, LR = 5, 1e-3
 SUPPORT = Path(__file__).parents[2] / "support"
 
 
-def section(name: str) -> tuple[list[str], list[str]]:
-    """Programs and commands of a section of the page."""
-    text = (DOCS / "integrations.md").read_text(encoding="utf-8").partition(f"\n## {name}\n")[2].partition("\n## ")[0]
-    return programs_of("integrations", name), re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+def blocks_of(section: str, language: str) -> list[str]:
+    """The blocks of a section of the page in another language than Python."""
+    text = (DOCS / "integrations.md").read_text(encoding="utf-8").partition(f"\n## {section}\n")[2]
+    return re.findall(rf"```{language}\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +59,43 @@ def plain_loop(folder: Path) -> list[float]:
     return losses
 
 
+def write_rows(section: str, packed: Path, folder: Path) -> None:
+    """Runs the program of a section beside the folder ``my`` that it names."""
+    [program] = programs_of("integrations", section)
+    (folder / "my").mkdir()
+    for name in ("model", "dataset"):
+        (folder / "my" / name).symlink_to(packed / name)
+    (folder / "rows.py").write_text(program, encoding="utf-8")
+    run("python rows.py", folder)
+
+
 def run(command: str, folder: Path) -> None:
     """Runs a command of this environment."""
-    own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    own |= {"HF_HOME": str(folder / "hub"), "MODELSCOPE_CACHE": str(folder / "hub")}
-    done = subprocess.run(
-        shlex.split(command), cwd=folder, env=os.environ | own, capture_output=True, text=True, check=False
-    )
+    programs = Path(sys.executable).parent
+    own = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": f"{folder}:{SUPPORT}", "OMP_NUM_THREADS": "1"}
+    own |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "MODELSCOPE_CACHE": str(folder / "hub")}
+    own |= {"AXOLOTL_DO_NOT_TRACK": "1"}
+    words = shlex.split(command.replace("\\\n", " "))
+    done = subprocess.run(words, cwd=folder, env=os.environ | own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """A file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def compare(log: list[dict[str, Any]], packed: Path) -> None:
+    """Compares the losses of a log with those of the plain loop."""
+    losses: list[Any] = [entry["loss"] for entry in log if "loss" in entry]
+    assert losses == pytest.approx(plain_loop(packed), rel=1e-6)
 
 
 @pytest.mark.skipif(find_spec("swift") is None, reason="needs ms-swift, which wants transformers below 5.20")
 def test_ms_swift_trains_on_packs(packed: Path, tmp_path: Path) -> None:
     """Fails when its packs or their order are others, a token's loss is another's, or documents see each other."""
-    [program], [command] = section("ms-swift")
-    for name in ("model", "dataset"):
-        (tmp_path / "my" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "my" / name).symlink_to(packed / name)
-    (tmp_path / "rows.py").write_text(program, encoding="utf-8")
-    run(f"{sys.executable} rows.py", tmp_path)
+    write_rows("ms-swift", packed, tmp_path)
+    [command] = blocks_of("ms-swift", "bash")
     assert "--packing_length 4096" in command
     options = {
         **{"external_plugins": SUPPORT / "flash_on_cpu.py", "use_hf": "true", "use_cpu": "true", "report_to": "none"},
@@ -86,7 +104,47 @@ def test_ms_swift_trains_on_packs(packed: Path, tmp_path: Path) -> None:
         **{"adam_beta2": 0.999, "weight_decay": 0, "logging_steps": 1, "add_version": "false", "output_dir": "run"},
     }
     given = " ".join(f"--{name} {value}" for name, value in options.items())
-    run(f"{command.replace('4096', '1024')} {given}".replace("\\\n", " "), tmp_path)
-    log = [json.loads(line) for line in (tmp_path / "run" / "logging.jsonl").read_text(encoding="utf-8").splitlines()]
-    losses: list[Any] = [entry["loss"] for entry in log if "loss" in entry]
-    assert losses == pytest.approx(plain_loop(packed), rel=1e-6)
+    run(f"{command.replace('4096', '1024').strip()} {given}", tmp_path)
+    compare(lines_of(tmp_path / "run" / "logging.jsonl"), packed)
+
+
+BOTH = "axolotl and LLaMA-Factory"
+OPTIONS = f"""
+gradient_accumulation_steps: 1
+max_steps: {STEPS}
+learning_rate: {LR}
+weight_decay: 0
+max_grad_norm: 0
+logging_steps: 1
+"""
+
+
+def configuration(number: int, more: str) -> str:
+    """A configuration of the page with other options: those of the test, the same for both, and more."""
+    text = blocks_of(BOTH, "yaml")[number].replace("learning_rate: 1e-5\n", "").replace("4096", "1024")
+    return text + OPTIONS + more
+
+
+@pytest.mark.skipif(find_spec("axolotl") is None, reason="needs axolotl, which pins other versions of most packages")
+def test_axolotl_trains_on_packs(packed: Path, tmp_path: Path) -> None:
+    """Fails when its packs or their order are others, labels are one off, or documents see each other."""
+    write_rows(BOTH, packed, tmp_path)
+    plugin = "import flash_on_cpu\nfrom axolotl.integrations.base import BasePlugin\n\nclass OnCPU(BasePlugin): pass\n"
+    (tmp_path / "plugin.py").write_text(plugin, encoding="utf-8")
+    more = "lr_scheduler: constant\noptimizer: adamw_torch\nbf16: false\ntf32: false\nplugins: [plugin.OnCPU]\n"
+    text = configuration(0, f"{more}save_steps: {STEPS}\n")
+    (tmp_path / "axolotl.yaml").write_text(text, encoding="utf-8")
+    run("axolotl train axolotl.yaml --launcher python", tmp_path)
+    state = json.loads((tmp_path / "run" / f"checkpoint-{STEPS}" / "trainer_state.json").read_text(encoding="utf-8"))
+    compare(state["log_history"], packed)
+
+
+@pytest.mark.skipif(find_spec("llamafactory") is None, reason="needs LLaMA-Factory, which wants transformers below 5.7")
+def test_llama_factory_trains_on_packs(packed: Path, tmp_path: Path) -> None:
+    """Fails when its packs or their order are others, labels are one off, or documents see each other."""
+    write_rows(BOTH, packed, tmp_path)
+    (tmp_path / "torchaudio.py").touch()  # which is built for CUDA; packs have no sound
+    more = "lr_scheduler_type: constant\nsave_strategy: 'no'\nreport_to: none\nuse_cpu: true\n"
+    (tmp_path / "factory.yaml").write_text(configuration(1, more), encoding="utf-8")
+    run("llamafactory-cli train factory.yaml", tmp_path)
+    compare(lines_of(tmp_path / "run" / "trainer_log.jsonl"), packed)
