@@ -64,7 +64,7 @@ os.environ.setdefault("RAY_num_workers_soft_limit", "8")
 settings.register_profile(
     "repeatable",
     settings.default,
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,
@@ -109,7 +109,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # what is imported and collected stays to the end, and each full collection would walk through all of it; the rest
     # is looked through after so many objects in place of Python's 700, which took a thirtieth of the time
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(50_000)
 
 
 def end_real_time() -> None:

@@ -252,7 +252,8 @@ def test_tiles_of_512_are_exact_in_every_kind(
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "window", "softcap", "value_dim"), [(1, None, None, 24), (4, 70, None, 16), (2, 70, 0.7, 16)]
+    ("kv_heads", "window", "softcap", "value_dim"),
+    [(1, None, None, 24), pytest.param(4, 70, None, 16, marks=pytest.mark.slow), (2, 70, 0.7, 16)],
 )
 def test_flex_without_a_gpu(
     kv_heads: int, window: int | None, softcap: float | None, value_dim: int, make_mask: Any,
@@ -300,7 +301,7 @@ def test_flex_is_compiled_once_for_all_batches() -> None:
     assert not numbers, "a cap that is an input cannot be lowered for CUDA"
 
 
-@pytest.mark.parametrize("tile", [128, 256])
+@pytest.mark.parametrize("tile", [128, pytest.param(256, marks=pytest.mark.slow)])
 def test_flex_is_told_of_whole_tiles(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when a kernel checks each load against lengths that are whole tiles, or trusts lengths that are not: it
     would read past the end. And when such lengths make more than one graph more.
