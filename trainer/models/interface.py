@@ -226,9 +226,9 @@ def base_names(model: nn.Module) -> dict[str, str]:
     adapted = [f"{path}." for path, module in model.named_modules() if hasattr(module, "base_layer")]
     own = {}
     for name, _ in (*model.named_parameters(), *model.named_buffers()):
-        inside = next((path for path in adapted if name.startswith(path)), None)
+        inside = next((path for path in reversed(adapted) if name.startswith(path)), None)  # experts have two, nested
         if inside is None or name.startswith(f"{inside}base_layer."):
-            own[name] = name.replace(".base_layer.", ".")
+            own[name] = name.replace(".base_layer", "")
     return own
 
 
