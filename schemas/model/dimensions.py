@@ -18,7 +18,8 @@ class ModelDimensions:
     """Dimensions of the model that will train.
 
     Attributes:
-        hidden, layers, heads, kv_heads, head_dim, vocab: of the decoder.
+        hidden, layers, heads, kv_heads, vocab: of the decoder.
+        head_dim, value_dim: width of a head of queries and keys, and of one of values.
         inner: width of the SwiGLU that a token passes, or of one with as many weights; of a mixture of experts, of all
             those that it passes; the mean of layers.
         stored_inner: the same of all experts.
@@ -40,6 +41,7 @@ class ModelDimensions:
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     vocab: int
     inner: int
     stored_inner: int
@@ -55,9 +57,14 @@ class ModelDimensions:
     more_projected: int = 0
 
     @property
+    def key_and_value(self) -> int:
+        """Numbers of a head's key and value, and as many as of a query and what attention gives for it."""
+        return self.head_dim + self.value_dim
+
+    @property
     def projected(self) -> int:
         """Numbers that a layer projects of a token to what attention or a state takes, and back from there."""
-        return 2 * self.head_dim * (self.heads + self.kv_heads) + self.more_projected
+        return self.key_and_value * (self.heads + self.kv_heads) + self.more_projected
 
     @property
     def layer_products(self) -> int:
@@ -86,7 +93,7 @@ class ModelDimensions:
     @property
     def tile_flops(self) -> int:
         """Forward operations of one tile, over all layers and heads."""
-        return 4 * TILE * TILE * self.heads * self.head_dim * self.layers
+        return 2 * TILE * TILE * self.heads * self.key_and_value * self.layers
 
 
 def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, source: str) -> ModelDimensions:
@@ -111,8 +118,11 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
     places = _positive(text, language.positions) if language.positions else 0
     passed, stored = (language.mlp_matrices * width / (3 * layers) for width in _mlp_widths(text, hidden, layers))
     kv_heads = 1 if text.get("multi_query") else _positive(text, "num_key_value_heads", default=heads)
-    head_dim = _positive(text, "head_dim", "kv_channels", default=hidden // heads)
-    each = Heads(heads, kv_heads, head_dim)
+    latent = text.get("kv_lora_rank") is not None
+    own = text["qk_nope_head_dim"] + text["qk_rope_head_dim"] if latent else None
+    head_dim = own or _positive(text, "head_dim", "kv_channels", default=hidden // heads)
+    value_dim = _positive(text, "v_head_dim", default=hidden // heads if latent else head_dim)
+    each = Heads(heads, kv_heads, head_dim, value_dim)
     of_layers = sum(projected(text, language, layer, each) for layer in range(layers))
     if language.routes_heads:  # each expert has the heads of all keys, of which a token passes those of a few
         stored += 2 * kv_heads * head_dim * (of_layer(text, EXPERTS, 0) - of_layer(text, USED_EXPERTS, 0)) / 3
@@ -122,6 +132,7 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        value_dim=value_dim,
         vocab=_positive(text, "vocab_size"),
         inner=round(passed),
         stored_inner=round(stored),
@@ -134,7 +145,7 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         more_embeddings=layers * given * (rows + 3 * hidden) + places * hidden,
         vision_rest=rest_parameters(encoder) if encoder else 0,
         hidden_kept=language.hidden_kept,
-        more_projected=round(of_layers / layers) - 2 * head_dim * (heads + kv_heads),
+        more_projected=round(of_layers / layers) - (head_dim + value_dim) * (heads + kv_heads),
     )
 
 

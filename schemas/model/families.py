@@ -63,7 +63,7 @@ FAMILIES: dict[str, FamilyFacts] = {
     "mistral3": FamilyFacts(
         file="mistral3",
         inputs="pixtral",
-        text=("mistral", "ministral3"),
+        text=("mistral", "ministral3", "mistral4"),
         tiles="whole",
         options={
             "vision_feature_layer": ((None, -1), "while features are those of the encoder's last layer", HEAD[2]),

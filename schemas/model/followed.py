@@ -40,7 +40,7 @@ OPTIONS: dict[str, Option] = {
 """Settings of any model."""
 
 _STATE = "carry a state along the sequence, past the end of a document"
-_LATENT = "have keys and values of different widths (multi-head latent attention)"
+_CHOSEN = "choose the keys that each token sees by scores of their own, past the end of a document"
 _CHUNKS = "attend in chunks of the pack's length, not of the document's"
 _SHARED = "share keys and values with other layers"
 _LOGITS = "are followed by logits that are not the output projection alone"
@@ -52,8 +52,8 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"), _STATE),
     **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h"), _STATE),
     **dict.fromkeys(("olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2"), _STATE),
-    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), _LATENT),
-    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "mimo_v2_flash", "minicpm3", "youtu"), _LATENT),
+    **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa"), _CHOSEN),
+    "longcat_flash": "attend twice, with experts between that do nothing",
     **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr"), _SAM),
     "exaone4_5": "number tokens along one axis while frames of videos come in pairs, which packs do not hold",
     "hrm_text": "are passed several times, some of them without gradients",

@@ -11,6 +11,7 @@ from preshard.schemas.model.families import BIDIRECTIONAL, FAMILIES, HEAD, Optio
 Windowed = Callable[[Mapping[str, Any], int], int]
 """Function that counts the layers with a window, by a model's settings."""
 
+DIVISOR = "logits_scaling"
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Keys of soft caps: of the scores of attention, and of the logits."""
 
@@ -30,12 +31,14 @@ class LanguageModel:
         passes_window: whether layers pass their window to attention (``sliding_window``).
         groups: layers in which the images of a document see each other in both directions.
         has_states: whether layers may be ``linear_attention``: a gated delta rule, whose state starts with a document.
-        caps: soft caps that the model applies, where attention and the loss follow them: of scores and of logits.
+        caps: settings of scores and logits that the model applies, where attention and the loss follow them: soft caps
+            of both, and what logits are divided by.
         options: settings that only this model has, or of which it follows other values.
         attentions: how often a layer calls attention, with queries and keys of all heads.
         mlp_matrices: of an MLP: 3 where one of them gates, else 2.
         gated: whether a projection as wide as the queries gates what attention gives.
         routes_heads: whether queries and attention's output are of experts, too.
+        window_keys: multiple of key heads that layers with a window have.
         own_mask: whether ``transformers`` makes its mask without ``position_ids``, in which it finds packed documents.
         positions: the key that says how many positions are learnt, of a model that has an embedding for each.
         hidden_kept: see :class:`preshard.schemas.model.dimensions.ModelDimensions`; as a dry run counts it.
@@ -54,6 +57,7 @@ class LanguageModel:
     mlp_matrices: int = 3
     gated: bool = False
     routes_heads: bool = False
+    window_keys: int = 1
     own_mask: bool = False
     positions: str = ""
     hidden_kept: int = 8
@@ -90,6 +94,14 @@ def _learnt(key: str, positions: int, **left_out: Any) -> LanguageModel:
     return LanguageModel(left_out={key: positions, **left_out}, positions=key, mlp_matrices=2)
 
 
+def _latent(queries: int, latent: int, plain: int, turned: int, values: int, **left_out: Any) -> LanguageModel:
+    """A model whose keys and values are expanded from one latent of each token: a part of the keys, which is not turned
+    by positions, and the values; the turned part is that of all heads (DeepSeek-AI 2024, DeepSeek-V2, section 2.1).
+    """
+    sizes = {"q_lora_rank": queries, "kv_lora_rank": latent, "qk_nope_head_dim": plain, "qk_rope_head_dim": turned}
+    return LanguageModel(left_out={**sizes, "v_head_dim": values, **left_out}, since=(5, 23))
+
+
 _PLAIN = LanguageModel()
 
 _UNGATED = LanguageModel(mlp_matrices=2)
@@ -109,11 +121,10 @@ _STATES = LanguageModel(
 )
 
 LANGUAGES: dict[str, LanguageModel] = {
-    **dict.fromkeys(("aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma"), _PLAIN),
-    **dict.fromkeys(("glm", "glm4", "glm4_moe", "granite", "granitemoe", "granitemoeshared"), _PLAIN),
-    **dict.fromkeys(("helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax"), _PLAIN),
-    **dict.fromkeys(("internlm3", "iquestcoder", "llama", "minimax_m2", "olmo", "olmo2"), _PLAIN),
-    **dict.fromkeys(("olmoe", "solar_open"), _PLAIN),
+    **dict.fromkeys(("aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe"), _PLAIN),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), LanguageModel(caps=(DIVISOR,))),
+    **dict.fromkeys(("helium", "hunyuan_v1_dense", "hy_v3", "hyperclovax", "solar_open"), _PLAIN),
+    **dict.fromkeys(("internlm3", "iquestcoder", "llama", "minimax_m2", "olmo", "olmo2", "olmoe"), _PLAIN),
     **dict.fromkeys(("apertus", "arcee", "gpt_neox", "jais2", "persimmon"), _UNGATED),
     **dict.fromkeys(("mixtral", "phi3"), LanguageModel(windowed=_all, passes_window=True)),
     "starcoder2": LanguageModel(windowed=_all, passes_window=True, mlp_matrices=2),
@@ -121,11 +132,14 @@ LANGUAGES: dict[str, LanguageModel] = {
     **dict.fromkeys(("qwen3_moe", "smollm3"), LanguageModel(left_out=_UNUSED, passes_window=True)),
     **dict.fromkeys(("exaone4", "exaone_moe"), _window(4096)),
     **dict.fromkeys(("ministral", "mistral"), _window(4096, _all)),
-    **dict.fromkeys(("granite_swa", "granitemoe_swa"), _window(128, _but_first_of(4))),
+    **dict.fromkeys(("granite_swa", "granitemoe_swa"), replace(_window(128, _but_first_of(4)), caps=(DIVISOR,))),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _STATES),
     "afmoe": replace(_window(1024, _but_every(4, "global_attn_every_n_layers")), own_mask=True, gated=True),
     "biogpt": replace(_learnt("max_position_embeddings", 1024, attention_probs_dropout_prob=0.1), own_mask=True),
+    "axk1": _latent(1536, 512, 128, 64, 128, first_k_dense_replace=1),
     "cwm": _window(8192),
+    **dict.fromkeys(("deepseek_v2", "youtu"), _latent(1536, 512, 128, 64, 128)),
+    "deepseek_v3": _latent(1536, 512, 128, 64, 128, first_k_dense_replace=3),
     "diffllama": LanguageModel(attentions=2),
     "dots1": _window(4096, layer_types=_FULL),
     "ernie4_5_moe": LanguageModel(options={"use_bias": ((None, False), *HEAD[1:])}),  # of the output projection, too
@@ -148,6 +162,7 @@ LANGUAGES: dict[str, LanguageModel] = {
         passes_window=True,
         hidden_kept=18,
     ),
+    "glm4_moe_lite": _latent(768, 512, 192, 64, 256, first_k_dense_replace=1),
     "gemma4_text": LanguageModel(
         left_out={"sliding_window": 512, "full_attention_interval": 6, "global_head_dim": 512},
         windowed=lambda _, layers: layers - -(-layers // 6),  # the last one sees all, too
@@ -164,7 +179,10 @@ LANGUAGES: dict[str, LanguageModel] = {
     "jetmoe": LanguageModel(routes_heads=True),
     "laguna": _window(512, layer_types=_FULL),
     "mellum": _window(1024, layer_types=_FULL),
+    "mimo_v2_flash": replace(_window(129, lambda _, n: n - 1 - n // 6), window_keys=2, since=(5, 23)),
+    "minicpm3": replace(_latent(768, 256, 64, 32, 64), caps=(DIVISOR,)),
     "ministral3": LanguageModel(passes_window=True),
+    "mistral4": replace(_latent(1024, 256, 64, 64, 128), alone=False),
     "olmo3": _window(4096, _but_every(4)),
     "opt": replace(_learnt("max_position_embeddings", 2048), own_mask=True),
     "phimoe": LanguageModel(windowed=_all),

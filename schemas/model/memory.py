@@ -198,7 +198,7 @@ class TrainingMemory:
         summands = (min(self.mlp_tiles, MOST_SUMMANDS) - 1) * number * 3 * sizes.hidden * sizes.inner
         of_tiles = summands * self.compiled * trains.blocks
         mlp, attention = (share.tokens * numbers for numbers in self._in_use(share))
-        keys = 2 * share.key_heads * sizes.head_dim * share.keys * max(number + summed, 2 * sums)
+        keys = share.key_heads * sizes.key_and_value * share.keys * max(number + summed, 2 * sums)
         last = sums * block * trains.blocks  # sums are there until the next ones are made: of the block before,
         first = max(sums * apart * trains.head, last)  # and before all blocks, of the output projection
         ends = (sizes.embeddings - apart) * (trains.head or trains.blocks)  # whose sums come when all else is done

@@ -9,11 +9,12 @@ from preshard.schemas.model.languages import LanguageModel
 
 
 class Heads(NamedTuple):
-    """Heads of a layer's queries and of its keys, and the numbers of each."""
+    """Heads of a layer's queries and of its keys, and the numbers of a head of both, and of one of values."""
 
     queries: int
     keys: int
     width: int
+    values: int
 
 
 def projected(text: Mapping[str, Any], language: LanguageModel, layer: int, heads: Heads) -> int:
@@ -31,11 +32,19 @@ def projected(text: Mapping[str, Any], language: LanguageModel, layer: int, head
         values = text["linear_num_value_heads"] * text["linear_value_head_dim"]
         # queries and keys; values, their gates, and the output; a decay and a rate of each head
         return int(2 * keys + 3 * values + 2 * text["linear_num_value_heads"])
+    if (latent := text.get("kv_lora_rank")) is not None:
+        made, turned, given = text.get("q_lora_rank"), text["qk_rope_head_dim"], heads.queries * heads.width
+        expanded = latent * heads.queries * (heads.width - turned + heads.values)
+        of_queries = given if made is None else made + made * given / text["hidden_size"]
+        return round(of_queries + latent + turned + expanded / text["hidden_size"] + heads.queries * heads.values)
+    if kind == "sliding_attention":
+        heads = heads._replace(keys=heads.keys * language.window_keys)
     keys_are_values = kind == "full_attention" and text.get("attention_k_eq_v") is True
-    queries, keys, width = _heads(text, layer, heads, kind, shared=keys_are_values)
+    queries, keys, width, values = _heads(text, layer, heads, kind, shared=keys_are_values)
     sides = 0 if shares_keys(text, layer) else 1 if keys_are_values else 2
     gated = language.gated or text.get("gating") == "per-element"
-    return int(width * ((3 if gated else 2) * queries + sides * keys))
+    of_keys = keys * (width + values if sides == 2 else sides * width)
+    return int(queries * (width + values * (2 if gated else 1)) + of_keys)
 
 
 def shares_keys(text: Mapping[str, Any], layer: int) -> bool:
@@ -55,7 +64,8 @@ def _heads(text: Mapping[str, Any], layer: int, heads: Heads, kind: str, *, shar
             own["num_key_value_heads"] = text["num_global_key_value_heads"]
     else:
         return heads
-    return heads._replace(keys=own.get("num_key_value_heads", heads.keys), width=own.get("head_dim", heads.width))
+    width = own.get("head_dim", heads.width)
+    return heads._replace(keys=own.get("num_key_value_heads", heads.keys), width=width, values=width)
 
 
 def _kind(text: Mapping[str, Any], language: LanguageModel, layer: int) -> str:

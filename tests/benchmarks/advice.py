@@ -63,9 +63,9 @@ def measured_config(seq_len: int) -> PackConfig:
 
 def model_sizes() -> ModelDimensions:
     return ModelDimensions(
-        hidden=HIDDEN, layers=LAYERS, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, vocab=VOCABULARY,
-        inner=3 * HIDDEN, stored_inner=3 * HIDDEN, tied=False, vision_parameters=0, vision_width=0, vision_layers=0,
-        source="the script",
+        hidden=HIDDEN, layers=LAYERS, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, value_dim=HEAD_DIM,
+        vocab=VOCABULARY, inner=3 * HIDDEN, stored_inner=3 * HIDDEN, tied=False, vision_parameters=0, vision_width=0,
+        vision_layers=0, source="the script",
     )  # fmt: skip
 
 

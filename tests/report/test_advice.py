@@ -50,8 +50,8 @@ CONFIG = PackConfig(
     cp_sizes=(1, 2),
 )
 SIZES = ModelDimensions(
-    hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, vocab=1000, inner=128, stored_inner=128, tied=False,
-    vision_parameters=0, vision_width=32, vision_layers=2, source="a test",
+    hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, value_dim=16, vocab=1000, inner=128, stored_inner=128,
+    tied=False, vision_parameters=0, vision_width=32, vision_layers=2, source="a test",
 )  # fmt: skip
 PLAIN = dict.fromkeys(
     ("peak_tflops", "linear_efficiency", "attention_efficiency", "vision_efficiency", "link_efficiency"), 1.0

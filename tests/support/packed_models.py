@@ -55,6 +55,18 @@ WINDOW = {
 }
 """A layer with a window much shorter than documents, beside one without."""
 
+_LATENT: dict[str, Any] = {
+    **{"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "v_head_dim": 10},
+    **{"qk_rope_head_dim": 8, "head_dim": 8},
+}
+"""Sizes of attention with a latent: keys of 20 numbers and values of 10."""
+
+_ROUTED: dict[str, Any] = {
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
+    **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+}
+"""A layer of experts behind one without."""
+
 TEXT_MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
@@ -79,11 +91,33 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
         **{**WINDOW, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 1},
         **{"attn_logit_softcapping": 0.2, "final_logit_softcapping": 0.5},
     },
+    "deepseek_v3": {
+        **{"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], **_LATENT, **_ROUTED},
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0},
+            **{"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64},
+        },
+    },
+    "glm4_moe_lite": {
+        **{"model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"], **_LATENT, **_ROUTED},
+        "v_head_dim": 28,
+    },
+    "minicpm3": {
+        **{"model_type": "minicpm3", "architectures": ["MiniCPM3ForCausalLM"], **_LATENT, "dim_model_base": 16},
+    },
+    "mimo_v2_flash": {
+        **{**WINDOW, "model_type": "mimo_v2_flash", "architectures": ["MiMoV2FlashForCausalLM"], "v_head_dim": 10},
+        **{**_ROUTED, "mlp_layer_types": ["dense", "sparse"]},
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+            for kind, theta in (("full_attention", 5e6), ("sliding_attention", 1e4))
+        },
+    },
     "gemma3_text": {**WINDOW, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]},
 }
 """Models of text, by how their ``config.json`` differs from that of Qwen3."""
 
-EAGER = ("gpt_oss", "gemma2")
+EAGER = ("gpt_oss", "gemma2", "mimo_v2_flash")
 """Models whose attention ``sdpa`` does not compute: it knows neither sinks nor caps."""
 
 _EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}

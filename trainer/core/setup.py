@@ -209,7 +209,7 @@ def _check_model(
         config, memory = load_extra("memory_check").check_memory(
             config, model, datasets, world_size=world_size, trains=trains
         )
-    check_kernel(device_type, DTYPES[config.dtype], min(sizes.head_dims))
+    check_kernel(device_type, DTYPES[config.dtype], min(sizes.head_dims + sizes.value_dims))
     if config.recompute != "none" or config.offload != "none":
         load_extra("saving").check_saving(config.recompute, config.offload, device_type)
     if config.export is not None:

@@ -57,8 +57,8 @@ class StepWork:
         settings = text.to_dict()
         sizes = model_sizes(hugging_face.config)
         kinds = getattr(text, "layer_types", None) or [""] * len(sizes.head_dims)
-        of_layers = zip(sizes.layer_heads, sizes.head_dims, kinds, strict=True)
-        scored = sum(heads * width for heads, width, kind in of_layers if kind != STATE)
+        of_layers = zip(sizes.layer_heads, sizes.head_dims, sizes.value_dims, kinds, strict=True)
+        scored = sum(heads * (key + value) for heads, key, value, kind in of_layers if kind != STATE)
         attended = scored * language_model(text.model_type).attentions
         products = sum(
             parameter.numel() * share * (TRAINING if parameter.requires_grad else FROZEN)
@@ -72,7 +72,7 @@ class StepWork:
         )
         return cls(
             per_token=2 * (products + TRAINING * kinds.count(STATE) * _rule_products(text)),
-            per_tile=TRAINING * 2 * 2 * TILE * TILE * attended,
+            per_tile=TRAINING * 2 * TILE * TILE * attended,
             vision=TRAINING if encoder_trains(hugging_face) else FORWARD,
             windows=sizes.windows,
             groups=sizes.groups,

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.model.languages import language_model, window_of
+from preshard.schemas.model.languages import DIVISOR, language_model, window_of
 from preshard.trainer.attention.mask import Groups
 from preshard.trainer.extras import load_extra
 from preshard.trainer.models.interface import ENCODER, PACKED, family_of, load_states, register_attention
@@ -189,22 +189,25 @@ class ModelSizes:
     Attributes:
         layer_heads: query heads of each layer.
         num_kv_heads: key and value heads, of the layer with the fewest.
-        head_dims: width of a head in each layer.
+        head_dims, value_dims: width of a head of queries and keys in each layer, and of one of values.
         vocab_size: rows of the embedding.
         windows: tokens that each layer sees, None for a layer without a sliding window; empty if no layer has one.
         groups: in which layers bidirectional groups hold.
         softcap: what the logits are capped at, None if they are not.
         score_cap: the same of the scores of attention.
+        divisor: what the output projection's input is divided by.
     """
 
     layer_heads: tuple[int, ...]
     num_kv_heads: int
     head_dims: tuple[int, ...]
+    value_dims: tuple[int, ...]
     vocab_size: int
     windows: tuple[int | None, ...]
     groups: Groups
     softcap: float | None
     score_cap: float | None
+    divisor: float
 
     @property
     def num_heads(self) -> int:
@@ -239,15 +242,21 @@ def model_sizes(config: Any) -> ModelSizes:
     """Sizes of the language part of a configuration."""
     text = config.get_text_config()
     language, num_heads = language_model(text.model_type), text.num_attention_heads
+    key = (
+        "qk_head_dim" if hasattr(text, "qk_head_dim") else "head_dim"
+    )  # beside the first, the second is that of a part
+    keys = _of_layers(text, key, text.hidden_size // num_heads)
     return ModelSizes(
         layer_heads=tuple(getattr(text, "num_attention_heads_per_layer", None) or [num_heads] * text.num_hidden_layers),
         num_kv_heads=min(_of_layers(text, "num_key_value_heads", num_heads)),
-        head_dims=_of_layers(text, "head_dim", text.hidden_size // num_heads),
+        head_dims=keys,
+        value_dims=_of_layers(text, "v_head_dim", 0) if hasattr(text, "v_head_dim") else keys,
         vocab_size=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         windows=_layer_windows(text, window_of(config.to_dict())),
         groups=language.groups,
         softcap=text.final_logit_softcapping if "final_logit_softcapping" in language.caps else None,
         score_cap=text.attn_logit_softcapping if "attn_logit_softcapping" in language.caps else None,
+        divisor=text.logits_scaling if DIVISOR in language.caps else 1,
     )
 
 

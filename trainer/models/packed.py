@@ -260,7 +260,7 @@ class PackedModel(nn.Module):
             score_cap=self._sizes.score_cap,
         )
         hidden: Tensor = outputs.last_hidden_state[0]
-        return hidden
+        return hidden if self._sizes.divisor == 1 else hidden / self._sizes.divisor
 
     @property
     def core(self) -> Any:

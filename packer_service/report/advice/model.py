@@ -35,6 +35,7 @@ def configured_sizes(
         heads=cost.num_attention_heads,
         kv_heads=cost.num_key_value_heads,
         head_dim=cost.head_dim,
+        value_dim=cost.head_dim,
         vocab=cost.vocab_size,
         inner=cost.intermediate_size,
         stored_inner=cost.intermediate_size,
@@ -69,7 +70,7 @@ def folder_cost(folder: str, backend: ImageBackend) -> dict[str, int]:
         "num_layers": sizes.layers,
         "num_attention_heads": sizes.heads,
         "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
+        "head_dim": sizes.key_and_value // 2,
         "intermediate_size": sizes.inner,
         "vocab_size": sizes.vocab,
     }

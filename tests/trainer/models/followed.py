@@ -33,12 +33,13 @@ from transformers_alone import load_transformers
 from preshard.packer_service.demo.model import model_config, tiny_model
 from preshard.schemas.layout import TokenLayout, slice_positions
 from preshard.schemas.model.families import FAMILIES
-from preshard.schemas.model.languages import LANGUAGES
+from preshard.schemas.model.languages import LANGUAGES, language_model
 from preshard.schemas.schemes import zigzag_runs
 from preshard.schemas.sequence import CAUSAL_ONLY, MaskArrays
 from preshard.trainer.attention.bind import Attend, bind
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.attention.mask import MaskTensors, count_layers
+from preshard.trainer.families.family import has_transformers
 from preshard.trainer.models.interface import bind_states
 from preshard.trainer.models.load import load_model, model_sizes
 
@@ -60,6 +61,8 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "kv_channels"), 16),
     **{"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8, "n_group": 1, "topk_group": 1},
     **{"num_global_key_value_heads": 1, "global_head_dim": 16},
+    **{"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+    "first_k_dense_replace": 1,
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
 }
@@ -74,6 +77,11 @@ BOTH = {**ALL, "layer_types": ["sliding_attention", "full_attention"]}
 CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}
 """Settings that change scores and logits of the tiny models."""
 
+DIVIDED = {"logits_scaling": 4.0}
+
+LATENT = {"num_key_value_heads": 4}
+"""A latent is expanded to the keys of all heads."""
+
 STATE_AND_FULL = {"layer_types": ["linear_attention", "full_attention"]}
 
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -81,7 +89,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     **{"gpt2": {"attn_pdrop": 0}, "gpt_bigcode": {"attn_pdrop": 0}},
     **dict.fromkeys(("afmoe", "cwm", "exaone4", "exaone_moe", "gemma3_text", "kolibri1"), BOTH),
     **dict.fromkeys(("laguna", "mellum", "ministral", "olmo3"), BOTH),
-    **dict.fromkeys(("flint", "gpt_oss", "granite_swa", "granitemoe_swa"), BOTH),
+    **dict.fromkeys(("flint", "gpt_oss"), BOTH),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), DIVIDED),
+    **{name: {**BOTH, **DIVIDED} for name in ("granite_swa", "granitemoe_swa")},
     **dict.fromkeys((name for name, model in LANGUAGES.items() if model.has_states), STATE_AND_FULL),
     **{name: {**BOTH, "use_sliding_window": True} for name in ("qwen2", "qwen3", "smollm3")},
     **dict.fromkeys(("mistral", "ministral3", "mixtral", "phi3", "starcoder2"), ALL),
@@ -90,6 +100,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**ALL, "use_sliding_window": True},
     "gemma4_text": {**BOTH, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
     "dots1": {**BOTH, "n_shared_experts": 1},
+    "mimo_v2_flash": BOTH,
+    **dict.fromkeys((name for name, model in LANGUAGES.items() if "kv_lora_rank" in model.left_out), LATENT),
 }
 """Settings that a model's defaults lack to be followed, or to have each kind of layer."""
 
@@ -110,7 +122,8 @@ class Found:
 
 def is_there(model_type: str) -> bool:
     """Whether the installed ``transformers`` has a model: some are newer than the oldest version that packs need."""
-    return model_type in load_transformers().CONFIG_MAPPING
+    since = (FAMILIES.get(model_type) or language_model(model_type)).since
+    return model_type in load_transformers().CONFIG_MAPPING and has_transformers(since)
 
 
 def tiny_config(model_type: str, **settings: Any) -> dict[str, Any]:
@@ -164,12 +177,11 @@ def measure(config: dict[str, Any]) -> Found:
         logits = [plain(input_ids=path[None], use_cache=False).logits[0][new:] for path, new in paths]
         mixed = _core(plain)(input_ids=tokens[None], use_cache=False)[0][0]
         hidden = _on_ranks(packed, tokens)
-        head, cap = packed.get_output_embeddings().weight, model_sizes(packed.config).softcap
+        sizes = model_sizes(packed.config)
+        made, cap = hidden / sizes.divisor @ packed.get_output_embeddings().weight.T, sizes.softcap
         return Found(
             hidden=_apart(hidden, torch.cat(alone)),
-            logits=_apart(
-                hidden @ head.T if cap is None else cap * torch.tanh(hidden @ head.T / cap), torch.cat(logits)
-            ),
+            logits=_apart(made if cap is None else cap * torch.tanh(made / cap), torch.cat(logits)),
             mixed=_apart(mixed, torch.cat(alone)),
         )
 

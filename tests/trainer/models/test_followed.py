@@ -34,7 +34,7 @@ STATEFUL = [
 ]
 """Models whose layers carry a state past the end of a document."""
 
-OTHERS = ["deepseek_v3", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "llama4_text", "deepseek_ocr2", "exaone4_5"]
+OTHERS = ["longcat_flash", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "llama4_text", "deepseek_ocr2", "exaone4_5"]
 """Models that ended in a traceback, or of which no reason was said."""
 
 
@@ -133,6 +133,18 @@ FOLLOWED_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": 48}),
     ("phimoe", {"sliding_window": 48}),
     ("qwen3", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 48}),
+    ("deepseek_v3", {"q_lora_rank": None, "rope_interleave": False}),
+    ("granite", {"logits_scaling": 8.0}),
+    (
+        "deepseek_v3",
+        {
+            "rope_parameters": {
+                **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+                **{"mscale": 1.0, "mscale_all_dim": 0.7},
+            }
+        },
+    ),
+    ("minicpm3", {"v_head_dim": 12}),
     ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "attention_bias": True}),
     (
@@ -167,7 +179,7 @@ REFUSED_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text", {"final_logit_softcapping": 30.0}, r"final_logit_softcapping of config.json is 30.0"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention of config.json is 'all'"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention of config.json is True"),
-    ("granite", {"logits_scaling": 8.0}, "logits_scaling of config.json is 8.0"),
+    ("hyperclovax", {"logits_scaling": 8.0}, "logits_scaling of config.json is 8.0"),
     ("phimoe", {"lm_head_bias": True}, "lm_head_bias of config.json is True"),
     ("ernie4_5_moe", {"use_bias": True}, "use_bias of config.json is True"),
     ("llama", {"attention_dropout": 0.1}, "attention_dropout of config.json is 0.1.*: set it to 0"),
@@ -288,7 +300,8 @@ def test_embeddings_of_each_layer_are_counted() -> None:
 WIDTHS = {
     *("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "ffn_dim", "n_inner", "intermediate_size"),
     *("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
-    *("head_dim", "kv_channels", "linear_key_head_dim", "linear_value_head_dim"),
+    *("head_dim", "kv_channels", "linear_key_head_dim", "linear_value_head_dim", "q_lora_rank", "kv_lora_rank"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"),
 }
 """Sizes of the tiny models that are 16 times as large where parameters are counted, so that norms, biases and routers,
 which are left out, are as few as in published ones."""
@@ -310,6 +323,8 @@ def counted(config: dict[str, Any], folder: Path) -> tuple[float, float]:
     [
         *((kind, {}) for kind in ("aria_text", "ernie4_5_moe", "exaone_moe", "glm4_moe", "gpt2", "hunyuan_v1_moe")),
         *((kind, {}) for kind in ("afmoe", "jetmoe", "opt", "qwen2_moe", "solar_open", "starcoder2")),
+        *((kind, {}) for kind in ("deepseek_v3", "glm4_moe_lite", "minicpm3", "mimo_v2_flash")),
+        ("deepseek_v3", {"q_lora_rank": None}),
         ("qwen3_5_text", {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "num_hidden_layers": 4}),
         ("qwen3_5_text", {"layer_types": None, "num_hidden_layers": 5}),
         ("laguna", {"num_attention_heads_per_layer": [4, 8], "gating": "per-element"}),

@@ -38,6 +38,10 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("gemma4-small", "gather", "contiguous", {"ring": 2}, {"recompute": "full"}),
     ("gemma3", "hybrid", "balanced_gather", {"ulysses": 2, "ring": 2}, {"recompute": "selective"}),
     ("mistral3", "hybrid", "zigzag", {"ulysses": 2, "ring": 2}, {"recompute": "full"}),
+    ("deepseek_v3", "hybrid", "zigzag", {"ulysses": 2, "ring": 2}, {"recompute": "selective"}),
+    ("glm4_moe_lite", "gather", "balanced_gather", {"ring": 4}, {}),
+    ("minicpm3", "ulysses", "contiguous", {"ulysses": 2}, {"recompute": "full"}),
+    ("mimo_v2_flash", "gather", "balanced_gather", {"ring": 2}, {"recompute": "selective"}),
 ]
 """Each kind of attention, each layout, each family with images, and each way to take less memory. Among four ranks of a
 pack some have no unit. ``grid.py`` runs the rest.
@@ -60,6 +64,9 @@ OFTEN = {
     "gemma3-hybrid",
 }
 """Windows, sinks and experts, deep features, an encoder of its own, states, and groups of images."""
+
+LATENT = ("deepseek_v3", "glm4_moe_lite", "minicpm3", "mimo_v2_flash")
+"""Models whose keys and values differ in width."""
 
 
 @pytest.mark.parametrize(
@@ -115,7 +122,7 @@ def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_
         load_model(tmp_path, from_scratch=True)
 
 
-ON_THREE_RANKS = ("glm_ocr", "lighton_ocr", "paddleocr_vl")
+ON_THREE_RANKS = ("glm_ocr", "lighton_ocr", "paddleocr_vl", *LATENT)
 
 THREE_RANKS = ("seq_len=1152", "cp_sizes=[1,3]", "ring_degrees=[1,3]")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,29 @@ def test_sizes_of_a_released_model_are_those_that_it_has(name: str, tmp_path: Pa
     assert replace(advised, source="") == model_dimensions(whole, ENCODERS[family](whole), "")
     sizes = model_sizes(read_model_config(tmp_path))
     assert sizes.num_heads == text["num_attention_heads"]
+
+
+LATENT = [
+    pytest.param("deepseek_v3", 671, (192, 128), marks=pytest.mark.slow),
+    pytest.param("glm4_moe_lite", 30, (256, 256), marks=pytest.mark.slow),
+    pytest.param("minicpm3", 4, (96, 64)),
+]
+"""Types whose defaults in ``transformers`` are the sizes of DeepSeek-V3, GLM-4.7-Flash and MiniCPM3-4B; billions of
+parameters, and widths of keys and values.
+"""
+
+
+@pytest.mark.parametrize(("name", "billions", "widths"), LATENT)
+def test_sizes_of_a_released_model_with_a_latent(
+    name: str, billions: int, widths: tuple[int, int], tmp_path: Path
+) -> None:
+    """Fails when the width of keys is taken for that of their turned part, or a latent's projections are miscounted."""
+    config = load_transformers().CONFIG_MAPPING[name]().to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model: Any = empty_model(tmp_path)
+    every, found = sum(each.numel() for each in model.parameters()), model_dimensions(config, None, "")
+    assert round(every / 1e9) == billions
+    assert found.parameters == pytest.approx(every, rel=0.005)
+    sizes = model_sizes(read_model_config(tmp_path))
+    assert (found.head_dim, found.value_dim) == (sizes.head_dims[0], sizes.value_dims[0]) == widths
+    assert found.tile_flops == 2 * 128 * 128 * found.heads * sum(widths) * found.layers

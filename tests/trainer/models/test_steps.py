@@ -19,9 +19,11 @@ SOME: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {}),
     ("hunyuan_v1_moe", {"moe_topk": [1, 2]}),
     ("internvl, qwen3_moe", {}),
+    ("deepseek_v3", {}),
+    ("minicpm3", {}),
 ]
-"""Models whose blocks have another name, whose activations have weights, and whose experts are in float64, of which the
-whole model may not know.
+"""Models whose blocks have another name, whose activations have weights, whose experts are in float64, of which the
+whole model may not know, and whose keys and values differ in width.
 """
 
 

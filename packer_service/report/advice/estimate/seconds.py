@@ -205,7 +205,7 @@ class Estimate:
         heads = sizes.heads + split.heads_on_the_way(sizes.kv_heads)
         share = self.seq_len / split.cp_size * (split.ulysses - 1) / split.ulysses
         times = 2 if saving.recompute == "none" else 3
-        numbers = 2 * heads * sizes.head_dim * sizes.layers
+        numbers = heads * sizes.key_and_value * sizes.layers
         sent = times * numbers * share * asked.compute_bytes
         messages = times * 2 * sizes.layers * asked.latency_us * 1e-6
         copied = numbers * self.seq_len / split.cp_size * (HEADS[0] * (times - 1) + HEADS[1])
@@ -224,7 +224,7 @@ class Estimate:
     def _key_bytes(self, split: SplitChoice) -> float:
         """Numbers of a token's keys and values on one rank, over all layers."""
         heads = split.heads_on_the_way(self.sizes.kv_heads) / split.ulysses
-        return 2 * heads * self.sizes.head_dim * self.sizes.layers
+        return heads * self.sizes.key_and_value * self.sizes.layers
 
     def _near_in_ring(self, split: SplitChoice) -> int:
         """Ranks of a ring in the same node; they stand ``ulysses`` apart."""
