@@ -14,8 +14,8 @@ __version__ = VERSION
 __all__ = ["__version__", "open", "pack"]
 
 _MODULES = (
-    *("attention", "data", "documents", "energon", "export", "hugging_face", "models", "packing", "schemas"),
-    *("service", "torchtitan", "train", "training"),
+    *("attention", "data", "documents", "energon", "export", "hugging_face", "models", "packing"),
+    *("nemo_automodel", "schemas", "service", "torchtitan", "train", "training"),
 )
 """Modules that programs may import, besides the names of this module."""
 

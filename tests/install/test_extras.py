@@ -20,7 +20,10 @@ PARTS = {
         "preshard.attention",
         "preshard.trainer.data",
         "preshard.trainer.attention",
-        *(f"preshard.trainer.extra.{name}" for name in ("derived", "loader_states", "mixture", "other_meshes")),
+        *(
+            f"preshard.trainer.extra.{name}"
+            for name in ("bridge", "derived", "loader_states", "mixture", "other_meshes")
+        ),
         *(f"preshard.trainer.extra.{name}" for name in ("own_masks", "separate_epochs", "sequences")),
         *(f"preshard.trainer.extra.{name}" for name in ("shared_places", "whole_config")),
         *(f"preshard.trainer.extra.{name}" for name in ("range_cache", "store", "threads")),

@@ -27,7 +27,7 @@ COMMANDS = {
     "pack": ["preshard.packer_service.http", "preshard.packer_service.demo"],
     "train": [
         HUB,
-        *(f"preshard.trainer.integrations.{name}" for name in ("energon", "torchtitan", "torchtitan_model")),
+        *(f"preshard.trainer.integrations.{name}" for name in ("energon", "nemo", "torchtitan", "torchtitan_model")),
     ],
 }
 """Imports of the command line for commands of other extras, and what only other trainers' users import."""
