@@ -40,10 +40,10 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
 
     all_to_all, all_gather, p2p = dist.all_to_all_single, getattr(dist, ALL_GATHER), dist.batch_isend_irecv
     rank_tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
-    shape = (rank_tokens, fields["head_dim"])
+    keys, kv_heads = fields["head_dim"], fields["kv_heads"]
     inputs = [
-        torch.ones(n, *shape, dtype=fields["dtype"], requires_grad=True)
-        for n in (fields["heads"], fields["kv_heads"], fields["kv_heads"])
+        torch.ones(n, rank_tokens, width, dtype=fields["dtype"], requires_grad=True)
+        for n, width in ((fields["heads"], keys), (kv_heads, keys), (kv_heads, fields["value_dim"] or keys))
     ]
     mask = MaskTensors.from_arrays(fields["mask"]).within(fields["window"])
     attend = bind(kind, fields["layout"], mask, mesh.cp, **options)
@@ -65,11 +65,13 @@ HEADS, KV_HEADS, HEAD_DIM, TOKENS = 8, 2, 16, 512
 def sent(gloo_pool: Any, make_mask: Any, make_layout: Any, make_case: Any) -> Any:
     """Bytes that each rank sends, forward and backward, for one document in bfloat16."""
 
-    def run(kind: str, ulysses: int, ring: int, *, window: int | None = None, **options: Any) -> list[tuple[int, int]]:
+    def run(
+        kind: str, ulysses: int, ring: int, *, window: int | None = None, value_dim: int | None = None, **options: Any
+    ) -> list[tuple[int, int]]:
         mask = make_mask([(0, 0, -1)] * TOKENS)
         case = make_case(
             mask=mask, layout=make_layout(mask, "contiguous", ring), ulysses=ulysses, heads=HEADS, kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM, dtype=torch.bfloat16, window=window,
+            head_dim=HEAD_DIM, value_dim=value_dim, dtype=torch.bfloat16, window=window,
         )  # fmt: skip
         counted: list[tuple[int, int]] = gloo_pool.run(
             bytes_sent, vars(case), kind, options, ulysses=ulysses, ring=ring
@@ -99,6 +101,18 @@ def test_bytes_of_each_kind(sent: Any) -> None:
     there_and_back = 2 * (2 * queries + 2 * keys) * 3 // 4 // 4  # two key heads on four ranks are sent twice
     assert sent("ulysses", 4, 1) == [(there_and_back, there_and_back)] * 4
     assert sent("ulysses", 4, 1, overlap=True) == [(there_and_back, there_and_back)] * 4
+
+
+def test_bytes_of_two_widths(sent: Any) -> None:
+    """Fails when values are sent as wide as keys, or queries as narrow as values."""
+    both, ring = HEAD_DIM + 10, 4
+    slice_of_keys = KV_HEADS * both * TOKENS // ring
+    right = [(2 * (ring - 1) * slice_of_keys, (2 + 4) * (ring - 1) * slice_of_keys)] * ring
+    assert sent("ring", 1, ring, value_dim=10) == right
+    assert sent("gather", 1, ring, value_dim=10, exchange="all") == right
+    there_and_back = 2 * (HEADS + 2 * KV_HEADS) * both * TOKENS * 3 // 4 // 4
+    for overlap in (False, True):
+        assert sent("ulysses", 4, 1, value_dim=10, overlap=overlap) == [(there_and_back, there_and_back)] * 4
 
 
 def test_a_hybrid_ring_sends_no_more_keys_for_its_heads(sent: Any) -> None:
