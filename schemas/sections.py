@@ -136,7 +136,9 @@ class CostConfig(ConfigSection):
     num_layers: Width = Field(36, description="Layers of the decoder.")
     num_attention_heads: Width = Field(32, description="Query heads of the decoder.")
     num_key_value_heads: Width = Field(8, description="Key and value heads of the decoder.")
-    head_dim: Width = Field(128, description="Width of a decoder head.")
+    head_dim: Width = Field(
+        128, description="Width of a decoder head; the mean of keys' and values', where they differ."
+    )
     intermediate_size: Width = Field(12288, description="Width of the decoder's SwiGLU.")
     vocab_size: Width = Field(151936, description="Rows of the output projection.")
     vision_hidden_size: Annotated[Width, STORED_WORK] = Field(1152, description="Width of the vision encoder.")

@@ -12,7 +12,9 @@ from transformers_alone import load_transformers
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.packer_service.ingest.families.folder import load_family
-from preshard.packer_service.report.advice.model import folder_sizes
+from preshard.packer_service.plan.cost import CostModel
+from preshard.packer_service.report.advice.model import folder_cost, folder_sizes
+from preshard.schemas.config import PackConfig
 from preshard.schemas.model.dimensions import model_dimensions
 from preshard.schemas.model.encoders import ENCODERS
 from preshard.trainer.models.load import empty_model, model_sizes, read_model_config
@@ -94,3 +96,14 @@ def test_sizes_of_a_released_model_with_a_latent(
     sizes = model_sizes(read_model_config(tmp_path))
     assert (found.head_dim, found.value_dim) == (sizes.head_dims[0], sizes.value_dims[0]) == widths
     assert found.tile_flops == 2 * 128 * 128 * found.heads * sum(widths) * found.layers
+
+
+def test_a_tile_costs_what_both_widths_ask_for(tmp_path: Path) -> None:
+    """Fails when a dataset's costs take values to be as wide as keys, or keys to be as narrow as values."""
+    widths = {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "head_dim": 8, "v_head_dim": 10}
+    config = {"model_type": "minicpm3", "architectures": ["MiniCPM3ForCausalLM"], **widths, "num_key_value_heads": 4}
+    write_model_folder(tmp_path, "qwen3", vocabulary=256, files={"config.json": config})
+    cost, sizes = folder_cost(str(tmp_path), "torchvision"), folder_sizes(str(tmp_path))
+    assert cost["head_dim"] == 15
+    of_tile = CostModel.of(PackConfig.model_validate({"cost": cost})).attention_flops_per_tile
+    assert of_tile == 3 * sizes.tile_flops == 3 * 2 * 128 * 128 * 4 * (20 + 10) * sizes.layers
