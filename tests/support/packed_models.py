@@ -195,13 +195,14 @@ def make_model(
     documents: int = 9,
     annotated: bool = True,
     settings: Sequence[str] = (),
+    vocabulary: int | None = VOCABULARY,
 ) -> None:
     """A tiny model with random weights in ``folder/model``, and documents packed for it in ``folder/dataset``.
 
     There is a document with a video more where the model takes any. ``settings`` go before :data:`SETTINGS`.
     """
     base, changed = ("qwen3", TEXT_MODELS[family]) if family in TEXT_MODELS else IMAGE_MODELS.get(family, (family, {}))
-    write_model_folder(folder / "model", base, vocabulary=VOCABULARY, files={"config.json": changed})
+    write_model_folder(folder / "model", base, vocabulary=vocabulary, files={"config.json": changed})
     write_source(folder / "source", documents, images=base in FAMILIES, annotated=annotated)
     config = load_config(None, [*SETTINGS, *settings, f"model={folder / 'model'}"])
     pack([str(folder / "source" / "rows.jsonl")], str(folder / "dataset"), config, PlainExecutor(), progress)
