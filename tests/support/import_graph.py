@@ -27,7 +27,8 @@ COMMANDS = {
     "pack": ["preshard.packer_service.http", "preshard.packer_service.demo"],
     "train": [
         HUB,
-        *(f"preshard.trainer.integrations.{name}" for name in ("energon", "nemo", "torchtitan", "torchtitan_model")),
+        *(f"preshard.trainer.integrations.{name}" for name in ("energon", "nemo", "torchtitan")),
+        *(f"preshard.trainer.integrations.torchtitan_{name}" for name in ("data", "model")),
     ],
 }
 """Imports of the command line for commands of other extras, and what only other trainers' users import."""

@@ -45,6 +45,7 @@ class Case:
     sizes: tuple[int, ...] = (1, 2)
     first: int = 0
     family: str = "qwen3"
+    validated: bool = False
 
 
 PARALLEL = "config.parallelism.context_parallel_degree = 1\nconfig.parallelism.{} = 2"
@@ -55,6 +56,7 @@ CASES = {
     # what two ranks have saved, also on one
     "resumed": Case(more="config.checkpoint.load_step = 2\nconfig.dump_folder = saved", first=2),
     "gather": Case(attention="gather", more=PLAIN_LOSS),
+    "validated": Case(more="config.validator.freq = 2", validated=True),
     "llama": Case(attention="gather", family="llama"),
     "heads": Case(attention="ulysses", more=ULYSSES),
     "accumulated": Case(more="config.training.global_batch_size = 2", of_step=2, sizes=(1,)),
@@ -83,16 +85,23 @@ REFUSED = {
 }
 
 
-def run_case(rank: int, name: str, folder: str, out: str, size: int, port: int) -> list[tuple[float, ...]]:
-    """Figures that a case logs of each step: mean loss, largest loss, norm. Runs in a process with one trainer."""
+def run_case(
+    rank: int, name: str, folder: str, out: str, size: int, port: int
+) -> tuple[list[tuple[float, ...]], dict[int, float]]:
+    """Figures that a case logs of each step: mean loss, largest loss, norm; and losses of validation by their steps.
+
+    Runs in a process with one trainer.
+    """
     _join(rank, size, port, folder)
     from torchtitan.components.metrics import MetricsProcessor
 
     logged: list[tuple[float, ...]] = []
     MetricsProcessor.log = lambda *figures, **_: logged.append(figures[2:])
+    held_out: dict[int, float] = {}
+    MetricsProcessor.log_validation = lambda *_, loss, step: held_out.update({step: loss})
     names: dict[str, Any] = {"saved": f"{out}/ring-2"}
     exec(compile(_code(CASES[name], size, folder, f"{out}/{name}-{size}"), name, "exec"), names)
-    return logged
+    return logged, held_out
 
 
 def run_refused(rank: int, folder: str, out: str, size: int, port: int) -> dict[str, str]:
@@ -139,12 +148,13 @@ def _code(case: Case, size: int, folder: str, run: str) -> str:
         "config.checkpoint.enable, config.checkpoint.interval = True, 2\n"
         "config.checkpoint.initial_load_path = config.hf_assets_path\nconfig.checkpoint.initial_load_in_hf = True\n"
     )
+    held_out = f', validation="{folder}/dataset"' if case.validated else ""
     code = PROGRAM if case.family == "qwen3" else PROGRAM.replace("qwen3", "llama3")
     for old, new in (
         ("my/", f"{folder}/"),
         ("degree = 8", f"degree = {size}"),
         ("steps = 1000", "steps = 3"),
-        ('attention="ring"', f'attention="{case.attention}"'),
+        ('attention="ring"', f'attention="{case.attention}"{held_out}'),
         ('layout="balanced_ring"', 'layout="zigzag"'),
         ("trainer = ", f"{settings}{case.more}\ntrainer = "),
     ):
@@ -263,8 +273,10 @@ def run(
 
 
 @cache
-def plain_loop(folder: Path, of_step: int) -> list[tuple[float, float]]:
-    """Losses and norms of gradients of the same steps on one rank, by our model in float64 and torch alone."""
+def plain_loop(folder: Path, of_step: int) -> list[tuple[float, float, float]]:
+    """Losses, norms of gradients and losses over all packs after the same steps on one rank, by our model in float64
+    and torch alone.
+    """
     from preshard.attention import ContextParallel
     from preshard.data import PackedDataset
     from preshard.models import PackedModel, load_model
@@ -280,9 +292,12 @@ def plain_loop(folder: Path, of_step: int) -> list[tuple[float, float]]:
         loss = torch.stack([packed(pack, ContextParallel(), attention="reference") for pack in taken]).sum() / weight
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        found.append((loss.item(), norm.item()))
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
+        with torch.no_grad():
+            every = list(PackedDataset(folder / "dataset"))
+            sums = sum(packed(pack, ContextParallel(), attention="reference") for pack in every)
+            found.append((loss.item(), norm.item(), (sums / sum(pack.total_loss_weight for pack in every)).item()))
         optimizer.zero_grad()
     return found
 
@@ -296,9 +311,11 @@ def test_the_program_gives_what_a_plain_loop_gives(
         run(run_case, "ring", size=2)
     case = CASES[name]
     right = plain_loop(folder_of(case.family), case.of_step)[case.first :]
-    for logged in run(run_case, name, size=size, family=case.family):
-        assert [loss for loss, *_ in logged] == pytest.approx([loss for loss, _ in right], rel=1e-6)
-        assert [norm for *_, norm in logged] == pytest.approx([norm for _, norm in right], rel=1e-3)
+    for logged, held_out in run(run_case, name, size=size, family=case.family):
+        assert [loss for loss, *_ in logged] == pytest.approx([loss for loss, *_ in right], rel=1e-6)
+        assert [norm for *_, norm in logged] == pytest.approx([norm for _, norm, _ in right], rel=1e-3)
+        steps = {1, 2} if case.validated else set()
+        assert held_out == pytest.approx({step: right[step - 1][2] for step in steps}, rel=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 2])
