@@ -85,6 +85,9 @@ class PackTrainer(Trainer):
         _check(config)
         config.loss = loss_of_packs(config.loss)
         super().__init__(config)
+        if config.compile.enable and "model" in config.compile.components:
+            for block in self.model_parts[0].layers.values():
+                block.compile(backend=config.compile.backend)  # torchtitan's is one graph, which attention breaks
 
     def init_distributed(self) -> Any:
         """Joins the ranks, and tells the loader this rank's place among those of its pack."""
@@ -129,13 +132,11 @@ class PackTrainer(Trainer):
 def _check(config: PackTrainer.Config) -> None:
     """Checks what would train on other batches, or not at all."""
     parallelism, packs = config.parallelism, _packs_of(config.dataloader)
-    compiled = config.compile.enable and "model" in config.compile.components
     read = config.validator.enable and not isinstance(config.validator, PackValidator.Config)
     only: tuple[tuple[str, Any, Any, str], ...] = (
         ("training.local_batch_size", config.training.local_batch_size, 1, "a pack is a batch"),
         ("training.seq_len", config.training.seq_len, packs.files.config.seq_len, "packs have a length of their own"),
         ("training.disable_cuda_graphs", config.training.disable_cuda_graphs, True, "exchanges differ between packs"),
-        ("compile.enable", compiled, False, "blocks compile as one graph, which packs break"),
         ("validator.enable", read, False, "torchtitan's validator reads and cuts texts of its own"),
         ("parallelism.pipeline_parallel_degree", parallelism.pipeline_parallel_degree, 1, "stages would need the mask"),
         ("parallelism.spmd_backend", parallelism.spmd_backend, "spmd_types", "attention takes plain tensors"),

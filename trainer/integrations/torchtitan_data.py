@@ -27,6 +27,7 @@ from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.loader import make_loader
+from preshard.trainer.models.interface import Sealed
 
 
 def context_parallel(parallel_dims: Any, ulysses_degree: int = 1) -> ContextParallel:
@@ -178,7 +179,7 @@ def loss_of_batch(
         )
     device, mask = how["device"], MaskTensors.of(batch).to(how["device"])
     kernel = ListedKernel(kernel_for(device.type), batch.tiles.calls)
-    attend = bind(how["kind"], batch.layout, mask, how["cp"], kernel=kernel)
+    attend = Sealed(bind(how["kind"], batch.layout, mask, how["cp"], kernel=kernel))
     batch = batch.to(device, non_blocking=True)
     pred = model(batch.tokens[None], positions=batch.position_ids, attention_masks=attend)
     loss: Tensor = loss_fn(pred, batch.labels[None], weight, loss_weights=batch.loss_weights[None])[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torchtitan.components.loss import BaseLoss, ChunkedLossWrapper, CrossEntropyLoss, compute_logprobs
@@ -52,6 +53,7 @@ class PackedAttention(Module):
     def parallelize(self, parallel_dims: Any) -> None:
         """Leaves q, k and v to ``forward``, where torchtitan would gather keys and values over its axis ``cp``."""
 
+    @torch.compiler.disable
     def forward(
         self,
         q_BLNH: Float[Tensor, "1 local heads head_dim"],  # noqa: N803 (torchtitan's names)

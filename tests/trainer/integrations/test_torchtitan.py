@@ -57,6 +57,7 @@ CASES = {
     "resumed": Case(more="config.checkpoint.load_step = 2\nconfig.dump_folder = saved", first=2),
     "gather": Case(attention="gather", more=PLAIN_LOSS),
     "validated": Case(more="config.validator.freq = 2", validated=True),
+    "compiled": Case(more="config.compile.enable = True", attention="gather"),
     "llama": Case(attention="gather", family="llama"),
     "heads": Case(attention="ulysses", more=ULYSSES),
     "accumulated": Case(more="config.training.global_batch_size = 2", of_step=2, sizes=(1,)),
@@ -67,7 +68,6 @@ REFUSED = {
     "training.local_batch_size is 2": "config.training.local_batch_size = 2",
     "training.seq_len is 512, and packs have a length of their own: set it to 1024": "config.training.seq_len = 512",
     "training.disable_cuda_graphs is False": "config.training.disable_cuda_graphs = False",
-    "compile.enable is True": "config.compile.enable = True",
     "layer 0 has MoE": (
         "from torchtitan.models.qwen3 import model_registry\nconfig.model_spec = model_registry('debugmodel_moe')"
     ),
@@ -101,6 +101,9 @@ def run_case(
     MetricsProcessor.log_validation = lambda *_, loss, step: held_out.update({step: loss})
     names: dict[str, Any] = {"saved": f"{out}/ring-2"}
     exec(compile(_code(CASES[name], size, folder, f"{out}/{name}-{size}"), name, "exec"), names)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert (graphs > 0) == (name == "compiled"), graphs
+    assert graphs < 20, "blocks are compiled anew for each pack"
     return logged, held_out
 
 
