@@ -68,9 +68,9 @@ def plain_loop(folder: Path) -> list[float]:
     return losses
 
 
-def write_rows(section: str, packed: Path, folder: Path) -> None:
-    """Runs the program of a section beside the folder ``my`` that it names."""
-    [program] = programs_of("integrations", section)
+def write_rows(section: str, packed: Path, folder: Path, number: int = 0) -> None:
+    """Runs a program of a section beside the folder ``my`` that it names."""
+    program = programs_of("integrations", section)[number]
     (folder / "my").mkdir()
     for name in ("model", "dataset"):
         (folder / "my" / name).symlink_to(packed / name)
@@ -161,11 +161,16 @@ def test_axolotl_trains_on_packs(packed: Callable[[str], Path], tmp_path: Path) 
 
 
 @pytest.mark.skipif(find_spec("llamafactory") is None, reason="needs LLaMA-Factory, which wants transformers below 5.7")
-def test_llama_factory_trains_on_packs(packed: Callable[[str], Path], tmp_path: Path) -> None:
-    """Fails when its packs or their order are others, labels are one off, or documents see each other."""
-    write_rows(BOTH, packed("qwen3"), tmp_path)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_vl"])
+def test_llama_factory_trains_on_packs(packed: Callable[[str], Path], tmp_path: Path, family: str) -> None:
+    """Fails when packs, pictures or their order differ, labels are one off, or documents see each other."""
+    write_rows(BOTH, packed(family), tmp_path, number=int(family == "qwen3_vl"))
     more = "lr_scheduler_type: constant\nsave_strategy: 'no'\nreport_to: none\nuse_cpu: true\n"
     (tmp_path / "torchaudio.py").touch()  # which is built for CUDA; packs have no sound
-    (tmp_path / "factory.yaml").write_text(configuration(1, more), encoding="utf-8")
+    text = configuration(1, more)
+    if family == "qwen3_vl":
+        text = text.replace("template: empty", "template: qwen3_vl")
+        text += "freeze_vision_tower: false\nfreeze_multi_modal_projector: false\n"
+    (tmp_path / "factory.yaml").write_text(text, encoding="utf-8")
     run("llamafactory-cli train factory.yaml", tmp_path)
-    compare(lines_of(tmp_path / "run" / "trainer_log.jsonl"), packed("qwen3"))
+    compare(lines_of(tmp_path / "run" / "trainer_log.jsonl"), packed(family))
