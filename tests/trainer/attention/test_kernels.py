@@ -403,7 +403,7 @@ def test_flex_that_cannot_be_compiled_raises() -> None:
     ("device", "dtype", "head_dim", "said"),
     [
         ("cuda", torch.float64, 64, "--dtype is float64; attention on CUDA does not support it: use"),
-        ("cuda", torch.float32, 8, "head_dim is 8; attention on CUDA needs at least 16"),
+        ("cuda", torch.float32, 8, "narrowest head has 8 numbers; attention on CUDA needs 16"),
         ("mps", torch.float32, 64, "device is 'mps'"),
     ],
 )
