@@ -139,6 +139,6 @@ def check_kernel(device_type: str, dtype: torch.dtype, head_dim: int) -> None:
         )
     if head_dim < SMALLEST_CUDA_HEAD:
         raise ConfigError(
-            f"the model's narrowest head has {head_dim} numbers; attention on CUDA needs {SMALLEST_CUDA_HEAD}: use another "
-            "model, or --device cpu"
+            f"the model's narrowest head has {head_dim} numbers; attention on CUDA needs {SMALLEST_CUDA_HEAD}: use "
+            "another model, or --device cpu"
         )
