@@ -57,6 +57,12 @@ CASES = {
     "resumed": Case(more="config.checkpoint.load_step = 2\nconfig.dump_folder = saved", first=2),
     "gather": Case(attention="gather", more=PLAIN_LOSS),
     "validated": Case(more="config.validator.freq = 2", validated=True),
+    "two packs validated": Case(
+        more=PARALLEL.format("data_parallel_shard_degree") + "\nconfig.validator.freq = 2",
+        of_step=2,
+        sizes=(2,),
+        validated=True,
+    ),
     "compiled": Case(more="config.compile.enable = True", attention="gather"),
     "llama": Case(attention="gather", family="llama"),
     "heads": Case(attention="ulysses", more=ULYSSES),
@@ -299,6 +305,7 @@ def plain_loop(folder: Path, of_step: int) -> list[tuple[float, float, float]]:
         optimizer.step()
         with torch.no_grad():
             every = list(PackedDataset(folder / "dataset"))
+            every = every[: len(every) // of_step * of_step]  # what fills steps of all ranks
             sums = sum(packed(pack, ContextParallel(), attention="reference") for pack in every)
             found.append((loss.item(), norm.item(), (sums / sum(pack.total_loss_weight for pack in every)).item()))
         optimizer.zero_grad()
