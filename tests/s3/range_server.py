@@ -22,13 +22,13 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 from s3_server import CREDENTIALS
 
 BUCKET = "folder"
-RANGE = re.compile(r"bytes=(\d+)-(\d+)$")
-
+RANGE = re.compile(r"bytes=(?:(\d+)-(\d*)|-(\d+))$")
 
 FAULTS = ("throttled", "reset", "ended", "stalled", "dripping", "cut", "damaged")
 """Faults of an answer: 503; a connection that is reset in the middle, or ends there; nothing for :data:`STALL` seconds;
@@ -45,11 +45,13 @@ class Asked:
 
     Attributes:
         uri: where the folder is.
-        requests: questions after an object and reads of it.
+        endpoint: the server's address, below which objects can also be read by plain HTTP.
+        requests: questions after an object and reads of it; lists by their prefix.
         sent: bytes of it that went out.
     """
 
     uri: str
+    endpoint: str
     requests: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
 
@@ -69,7 +71,7 @@ def served_ranges(
     before: Callable[[str], None] = lambda _: None,
     fault: Callable[[str, str], str] = lambda *_: "",
 ) -> Iterator[Asked]:
-    """Serves a folder for reading from a thread of this process until the block ends. Nothing can be listed.
+    """Serves a folder for reading from a thread of this process until the block ends.
 
     Args:
         folder: what is served.
@@ -91,6 +93,10 @@ def served_ranges(
             self._answer(with_body=True)
 
         def _answer(self, *, with_body: bool) -> None:
+            query = parse_qs(urlsplit(self.path).query)
+            if "list-type" in query:
+                self._list(query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
+                return
             name = unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}").strip("/")
             path = folder / name
             if not name or not path.is_file():
@@ -108,7 +114,11 @@ def served_ranges(
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 asked = RANGE.match(self.headers.get("Range", "")) if with_body else None
-                first, end = (int(asked[1]), min(int(asked[2]) + 1, size)) if asked else (0, size)
+                first, end = 0, size
+                if asked and asked[3]:
+                    first = max(0, size - int(asked[3]))
+                elif asked:
+                    first, end = int(asked[1]), min(int(asked[2]) + 1, size) if asked[2] else size
                 self.send_response(HTTPStatus.PARTIAL_CONTENT if asked else HTTPStatus.OK)
                 if asked:
                     self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
@@ -124,6 +134,30 @@ def served_ranges(
                 if with_body:
                     with contextlib.suppress(OSError):  # a client that has the range from elsewhere leaves
                         self._send(file, first, end - first, kind)
+
+        def _list(self, prefix: str, delimiter: str) -> None:
+            """Sends all names with this prefix at once, whole or up to the delimiter."""
+            named = {each.relative_to(folder).as_posix(): each for each in folder.rglob("*") if each.is_file()}
+            objects, folders = "", set[str]()
+            for name in sorted(each for each in named if each.startswith(prefix)):
+                head, cut, _ = name.removeprefix(prefix).partition(delimiter) if delimiter else ("", "", "")
+                if cut:
+                    folders.add(prefix + head + cut)
+                    continue
+                size, date = named[name].stat().st_size, "2026-01-01T00:00:00.000Z"
+                objects += f"<Contents><Key>{escape(name)}</Key><LastModified>{date}</LastModified>"
+                objects += f'<ETag>"0"</ETag><Size>{size}</Size></Contents>'
+            for name in sorted(folders):
+                objects += f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+            body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{objects}</ListBucketResult>".encode()
+            with lock:
+                counted.requests[prefix] += 1
+                counted.sent[prefix] += len(body)
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def _send(self, file: BinaryIO, first: int, size: int, kind: str) -> None:
             """Sends a range, or a part of it."""
@@ -157,8 +191,9 @@ def served_ranges(
         def log_message(self, format: str, *args: object) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        where = f"endpoint_override=127.0.0.1:{server.server_port}&scheme=http&region=us-east-1"
-        counted = Asked(uri=f"s3://{BUCKET}?{where}")
+        where = f"127.0.0.1:{server.server_port}"
+        uri = f"s3://{BUCKET}?endpoint_override={where}&scheme=http&region=us-east-1"
+        counted = Asked(uri=uri, endpoint=f"http://{where}")
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
