@@ -17,11 +17,11 @@ from preshard.trainer.extras import load_extra
 def to_varlen(
     batch: RankBatch, *, model: Any = None, with_labels: bool = True, with_columns: bool = False
 ) -> dict[str, Any]:
-    """Arguments of an unmodified ``transformers`` model: ``model(**to_varlen(batch, model=model), use_cache=False)``.
+    """Arguments of an unmodified ``transformers`` model: ``model(**to_varlen(batch, model=model))``.
 
     Each document is a sequence of its own, and so is the padding between and after documents, which has no label.
-    FlashAttention takes the edges; other implementations find the sequences by ``position_ids``. Only models that would
-    not look for them get a mask, of the form that their attention takes.
+    FlashAttention takes the edges; other implementations find the sequences by ``position_ids``, unless the model keeps
+    a cache of keys. Only models that would not look for them get a mask, of the form that their attention takes.
 
     Args:
         batch: a whole pack on one rank.
@@ -35,7 +35,7 @@ def to_varlen(
         the text first. ``cu_seq_lens_q``, ``cu_seq_lens_k`` int32 [sequences + 1], ``max_length_q``, ``max_length_k``
         in tokens, ``seq_idx`` int32 [1, seq]: the number of each token's sequence. With labels, ``shift_labels``
         [1, seq], the next token where there is loss, and ``labels``, the same one place later, which models shift
-        themselves. With columns, ``columns.NAME`` [1, seq] or [1, seq, k], aligned with ``shift_labels``. And the
+        themselves. ``use_cache``: false. With columns, ``columns.NAME`` [1, seq] or [1, seq, k], aligned with ``shift_labels``. And the
         vision inputs in the model's own names.
 
     Raises:
@@ -60,6 +60,7 @@ def to_varlen(
         "max_length_q": longest,
         "max_length_k": longest,
         "seq_idx": numbers[None],
+        "use_cache": False,
     }
     found |= load_extra("own_masks").masks_for(batch, model, found["position_ids"])
     if with_labels:

@@ -49,7 +49,7 @@ def test_an_unmodified_model_gives_what_documents_alone_give(
         if shifted == "labels":
             del given["shift_labels"]
         model.zero_grad()
-        loss = model(**given, use_cache=False, num_items_in_batch=torch.tensor(1.0, dtype=torch.float64)).loss
+        loss = model(**given, num_items_in_batch=torch.tensor(1.0, dtype=torch.float64)).loss
         loss.backward()
         gradient = torch.cat(
             [(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in model.parameters()]

@@ -49,7 +49,7 @@ def apart(reader: Any, packed_for: ModelEntry | None = None, **given: Any) -> fl
     with torch.no_grad():
         documents = (batch.tokens[batch.doc_ids == number][None] for number in range(len(LENGTHS)))
         alone = torch.cat([reader(input_ids=each, use_cache=False).logits[0] for each in documents])
-        found = reader(**to_varlen(batch, **given), use_cache=False).logits[0]
+        found = reader(**to_varlen(batch, **given)).logits[0]
     return float(followed()._apart(found, alone))
 
 
