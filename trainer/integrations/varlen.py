@@ -35,8 +35,8 @@ def to_varlen(
         the text first. ``cu_seq_lens_q``, ``cu_seq_lens_k`` int32 [sequences + 1], ``max_length_q``, ``max_length_k``
         in tokens, ``seq_idx`` int32 [1, seq]: the number of each token's sequence. With labels, ``shift_labels``
         [1, seq], the next token where there is loss, and ``labels``, the same one place later, which models shift
-        themselves. ``use_cache``: false. With columns, ``columns.NAME`` [1, seq] or [1, seq, k], aligned with ``shift_labels``. And the
-        vision inputs in the model's own names.
+        themselves. ``use_cache``: false. With columns, ``columns.NAME`` [1, seq] or [1, seq, k], aligned with
+        ``shift_labels``. And the vision inputs in the model's own names.
 
     Raises:
         ReaderError: sequences cannot express the mask, the batch is a part of a pack, labels differ in weight, or the
