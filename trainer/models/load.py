@@ -242,9 +242,7 @@ def model_sizes(config: Any) -> ModelSizes:
     """Sizes of the language part of a configuration."""
     text = config.get_text_config()
     language, num_heads = language_model(text.model_type), text.num_attention_heads
-    key = (
-        "qk_head_dim" if hasattr(text, "qk_head_dim") else "head_dim"
-    )  # beside the first, the second is that of a part
+    key = "qk_head_dim" if hasattr(text, "qk_head_dim") else "head_dim"  # which is that of a part there
     keys = _of_layers(text, key, text.hidden_size // num_heads)
     return ModelSizes(
         layer_heads=tuple(getattr(text, "num_attention_heads_per_layer", None) or [num_heads] * text.num_hidden_layers),
