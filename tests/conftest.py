@@ -109,7 +109,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # what is imported and collected stays to the end, and each full collection would walk through all of it; the rest
     # is looked through after so many objects in place of Python's 700, which took a thirtieth of the time
     gc.freeze()
-    gc.set_threshold(50_000)
+    gc.set_threshold(10_000)
 
 
 def end_real_time() -> None:

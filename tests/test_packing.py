@@ -155,7 +155,9 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("text", "generic"))) for name in CASES]
+)
 def test_batches_are_those_of_a_dataset(case: str, tmp_path: Path) -> None:
     """Fails when a pack of documents in memory holds others, or otherwise, than one of a job, on any rank."""
     make, config = CASES[case]

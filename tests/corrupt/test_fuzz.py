@@ -35,7 +35,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "run.json")
 
 
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=[pytest.mark.slow] * (number % 2)) for number in range(60)]
+)
 def test_damage_is_reported(number: int, sound: Path, tmp_path: Path, verify: Callable[[Path], Verdict]) -> None:
     """Fails when damaged bytes crash verifying, or when it calls them sound."""
     seed = random.Random(number)

@@ -115,6 +115,7 @@ def test_every_container_is_read_in_a_bucket(
     assert store.files("out-of-kinds") == file_bytes(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_dataset_is_packed_again_from_bucket_to_bucket(
     store: Any, remote_dataset: str, tiny_dataset: Path, tmp_path: Path, progress: object, stopping: Any
 ) -> None:

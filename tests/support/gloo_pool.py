@@ -149,5 +149,6 @@ class GlooPool:
         while self._worlds:
             self._worlds.popitem()[1].end()
         if self._ranks is not None and self._starter is not None:
+            self._starter.kill()  # a worker of a loader that is still there may hold its input open
             self._starter.communicate()
             self._ranks.close()

@@ -31,6 +31,7 @@ ALLOWED = {
     "packer_service/verify/independent/model.py": "what a folder says, derived a second time",
     "packer_service/verify/independent/marks.py": "how units are written, likewise",
     "trainer/integrations/torchtitan_model.py": "torchtitan's own models",
+    "trainer/extra/bridge.py": "Megatron Bridge's",
 }
 """Files besides a family's own that may name one, and why."""
 

@@ -233,7 +233,8 @@ def test_a_machine_without_a_compiler(folder_of: Folders, tmp_path: Path, monkey
     assert not list((tmp_path / "preshard").iterdir())
 
 
-@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.slow), "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
 def test_compiled_blocks_are_counted_as_such(folder_of: Folders, recompute: str) -> None:
     """Fails when compiled blocks are counted operator by operator, compute or send something else than plain ones, keep
     what a fused kernel makes again, or when their MLPs' tiles are all kept at once.

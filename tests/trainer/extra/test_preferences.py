@@ -172,8 +172,8 @@ class ExactLogProbs:
         return (found, *[torch.zeros_like(found)] * 3, torch.zeros_like(labels, dtype=torch.bool))
 
 
-CASES: list[tuple[str, str, list[dict[str, int]]]] = [
-    ("qwen3", "gather", [{}, {"ring": 2}]),
+CASES = [
+    pytest.param("qwen3", "gather", [{}, {"ring": 2}], marks=pytest.mark.slow),
     ("qwen3_vl", "ring", [{"ring": 2, "dp_shard": 2}]),
 ]
 
