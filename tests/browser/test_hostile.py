@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from pydantic import SecretStr
 
 from preshard.packer_service.http.settings import ServiceSettings
@@ -65,6 +66,7 @@ def test_a_dataset_that_is_not_whole_says_so(reader: Callable[..., Any]) -> None
     person.complaints.clear()
 
 
+@pytest.mark.slow
 def test_a_dataset_that_vanishes_while_it_is_read(
     reader: Callable[..., Any], served: Callable[..., Any], hostile_dataset: Path, tmp_path: Path
 ) -> None:

@@ -81,7 +81,8 @@ def test_the_skip_link_skips(reader: Callable[..., Any]) -> None:
     assert page.locator("nav.tabs [aria-current=page]").inner_text() == "Shards"
 
 
-@pytest.mark.parametrize(("width", "scheme"), [pytest.param(1280, "light", marks=pytest.mark.slow), (390, "dark")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_questions_are_asked_by_keyboard(reader: Callable[..., Any], width: int, scheme: str) -> None:
     """Fails when a form, a choice or a link of the views that answer questions needs a mouse, hides or loses the focus,
     or when what it brings is not said to those who do not see it."""

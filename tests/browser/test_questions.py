@@ -9,12 +9,15 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
+import pytest
+
 
 def _json(address: str) -> Any:
     with urlopen(address) as answer:
         return json.load(answer)
 
 
+@pytest.mark.slow
 def test_which_shard_is_worst_balanced_at_cp_8_and_why(reader: Callable[..., Any], service: str) -> None:
     """Fails when the page's worst shard is not the one whose packs wait longest on average, or it gives no reason."""
     packs = _json(f"{service}/v1/datasets/demo/packs?layout=contiguous&ring=8&cp=8&limit=1000")["items"]
@@ -91,6 +94,7 @@ def test_what_a_packed_document_looks_like(reader: Callable[..., Any], service: 
     person.photograph("document")
 
 
+@pytest.mark.slow
 def test_how_much_was_lost_and_why(reader: Callable[..., Any], service: str) -> None:
     """Fails when a count does not lead to exactly its rows."""
     detail = _json(f"{service}/v1/datasets/demo")
@@ -179,6 +183,7 @@ def _in_words(ulysses: int, ring: int) -> str:
     return ", ".join(parts) or "whole packs"
 
 
+@pytest.mark.slow
 def test_two_datasets_side_by_side(reader: Callable[..., Any], service: str) -> None:
     """Fails when a figure stands in the other dataset's column, or a key that differs is left out."""
     person = reader()

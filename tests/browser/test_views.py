@@ -121,6 +121,7 @@ def _as_if_huge(route: Any) -> None:
     route.fulfill(response=answer, json=body)
 
 
+@pytest.mark.slow
 def test_a_million_packs_are_shown_page_by_page(reader: Callable[..., Any]) -> None:
     """Fails when what a view holds grows with packs, shards or sources, or a far page is thousands of steps away."""
     person = reader()
@@ -154,7 +155,9 @@ def test_rejects_fit_a_phone(reader: Callable[..., Any], service: str) -> None:
     assert rows.first.inner_text() != first
 
 
-@pytest.mark.parametrize(("layout", "ring"), [("balanced_ring", 8), ("contiguous", 4)])
+@pytest.mark.parametrize(
+    ("layout", "ring"), [("balanced_ring", 8), pytest.param("contiguous", 4, marks=pytest.mark.slow)]
+)
 def test_a_pack_shows_the_loads_of_its_ranks(reader: Callable[..., Any], service: str, layout: str, ring: int) -> None:
     """Fails when a rank's tiles, a step's slowest rank or a path are another layout's, or shown in a wrong row."""
     answer = _json(f"{service}/v1/datasets/demo/packs/3/layout?layout={layout}&ring={ring}")
@@ -199,6 +202,7 @@ def test_the_mask_has_the_colours_of_its_owners(reader: Callable[..., Any], serv
     assert len(np.unique(shown[:, 1:], axis=0)) == 4
 
 
+@pytest.mark.slow
 def test_every_rank_shows_its_own_images(reader: Callable[..., Any], service: str) -> None:
     """Fails when a boundary is off by one, or thumbnails are not those of the rank."""
     packs = _json(f"{service}/v1/datasets/demo/packs?sort=-n_images&limit=1")["items"]

@@ -29,7 +29,12 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+OFTEN = ("crops", "split", "unaligned")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in VARIANTS]
+)
 def test_a_packed_dataset_is_sound(name: str, packed: Callable[..., Path], verify: Callable[[Path], Verdict]) -> None:
     """Fails when packing breaks a rule, or verifying asks for more than packing promises."""
     verdict = verify(packed(*VARIANTS[name]))

@@ -71,7 +71,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert f"\nversion: {VERSION}\n" in (REPOSITORY / "CITATION.cff").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["trainer", "data"])
+@pytest.mark.parametrize("name", [pytest.param("trainer", marks=pytest.mark.slow), "data"])
 def test_what_stands_in_the_way_ends_who_imports_it(crowded: Environment, name: str) -> None:
     """Fails when the tests below show nothing, since the user's files are not found first."""
     assert crowded("-c", f"import {name}").stderr == f"a {name}.py of the user was imported\n"

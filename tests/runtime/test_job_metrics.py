@@ -42,6 +42,7 @@ def scraped(port: int) -> dict[tuple[str, str, str], float]:
     return {(one.name, one.labels.get("task", ""), one.labels.get("code", "")): one.value for one in samples}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_ray_exports_what_the_dashboard_asks_for() -> None:
     """Fails when a metric gets another name or is no longer counted, or a query names one that does not exist."""

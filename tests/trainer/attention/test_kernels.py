@@ -230,7 +230,11 @@ class TableKernel(DenseKernel):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "ulysses", "window"), [("zigzag", 1, None), ("balanced_gather", 1, 400), ("random", 2, 400)]
+    ("scheme", "ulysses", "window"),
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("zigzag", 1, None), ("balanced_gather", 1, 400))),
+        ("random", 2, 400),
+    ],
 )
 def test_tiles_of_512_are_exact_in_every_kind(
     scheme: str, ulysses: int, window: int | None, make_mask: Any, make_layout: Any, make_case: Any, attend: Any,

@@ -74,7 +74,10 @@ def check_rank(mesh: Mesh) -> list[str]:
     return held
 
 
-@pytest.mark.parametrize(("ulysses", "ring"), SPLITS)
+@pytest.mark.parametrize(
+    ("ulysses", "ring"),
+    [pytest.param(*split, marks=[pytest.mark.slow] * (split in ((2, 1), (4, 1)))) for split in SPLITS],
+)
 def test_gathering_what_was_sliced_gives_it_back(gloo_pool: Any, ulysses: int, ring: int) -> None:
     """Fails when values or gradients end at another token, are counted once for each rank, or are lost."""
     by_rank = gloo_pool.run(check_rank, ulysses=ulysses, ring=ring)

@@ -105,7 +105,7 @@ def after_another_way(_mesh: Mesh, folder: str, ways: tuple[Way, Way]) -> list[t
     [
         (("all", False), ("ring_only", True)),
         (("none", True), ("ulysses_only", False)),
-        (("all", True), ("all", True)),
+        pytest.param((("all", True), ("all", True)), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_goes_on_in_another_way(ways: tuple[Way, Way], gloo_pool: Any, tmp_path: Path) -> None:

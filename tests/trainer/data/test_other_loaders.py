@@ -101,7 +101,7 @@ def test_workers_resume_at_every_step(opened: Open, kind: str, dp_size: int, tai
             assert not any(again.give() for _ in range(2 * workers))
 
 
-@pytest.mark.parametrize("tail", ["wrap", "drop"])
+@pytest.mark.parametrize("tail", ["wrap", pytest.param("drop", marks=pytest.mark.slow)])
 def test_a_torchdata_state_goes_on_with_other_ranks_and_workers(opened: Open, tail: str) -> None:
     """Fails when what workers have given is not joined to one position: of 4 ranks with 2 workers, which read ahead,
     to 3 with none and 2 with 3; at every step, in the second epoch too, and between two snapshots.

@@ -92,7 +92,9 @@ def test_a_part_has_its_own_learning_rate(runs: Runs, given: dict[str, object]) 
         assert float((after[name] - before[name]).abs().max()) == pytest.approx(rate, rel=1e-3), name
 
 
-@pytest.mark.parametrize(("name", "options"), [("frozen", FROZEN), ("adapters", ADAPTERS)])
+@pytest.mark.parametrize(
+    ("name", "options"), [pytest.param("frozen", FROZEN, marks=pytest.mark.slow), ("adapters", ADAPTERS)]
+)
 def test_a_resumed_run_has_the_same_losses(
     gloo_pool: Any,
     runs: Runs,

@@ -68,7 +68,12 @@ def unequal_on_a_rank(mesh: Mesh, folder: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+OFTEN = ("qwen3_moe", "molmo2")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in OFTEN)) for name in FAMILIES]
+)
 def test_parts_are_those_of_the_whole_model(gloo_pool: Any, tmp_path: Path, family: str) -> None:
     """Fails when random weights depend on the ranks or the ambient generator, when rows go to another rank, when names
     of published weights are not known, or when rotary frequencies are left as they were allocated.

@@ -72,7 +72,7 @@ def _stopped(whole: tuple[list[StepFigures], Path], folder: Path) -> Path:
             {"ring": 2, "ulysses": 2, "attention": "hybrid", "layout": "balanced_ring"}, marks=pytest.mark.slow
         ),
         {"dp_shard": 2, "offload": "state"},
-        {"dp_replicate": 2, "ring": 2, "attention": "ring"},
+        pytest.param({"dp_replicate": 2, "ring": 2, "attention": "ring"}, marks=pytest.mark.slow),
     ],
     ids=lambda ranks: "-".join(f"{name}={value}" for name, value in ranks.items()),
 )
