@@ -44,9 +44,7 @@ def write(model: Any, weights: dict[str, Any], source: Path, target: Path, *, lo
         return
     wrapped: Any = lora.wrap(empty_model(source))
     wrapped.load_state_dict(weights, strict=False, assign=True)  # buffers that are not stored stay without values
-    unwrap(
-        wrapped
-    ).tie_weights()  # or peft says that the output projection is not the embedding, which alone is written
+    unwrap(wrapped).tie_weights()  # or peft unties the output projection, of which no weight of its own is written
     merged = wrapped.merge_and_unload()
     write_folder(merged, merged.state_dict(), source, target)
 

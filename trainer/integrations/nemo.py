@@ -22,6 +22,7 @@ from preshard.schemas.sequence import IGNORE_INDEX
 from preshard.trainer.attention.context_parallel import ContextParallel
 from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.integrations.varlen import unequal_weights
 from preshard.trainer.models.load import load_model
 from preshard.trainer.models.packed import LENDS, PackedModel
 
@@ -59,12 +60,8 @@ def collate_packs(batches: list[RankBatch]) -> dict[str, Any]:
     if len(batches) != 1:
         raise ConfigError(f"step_scheduler.local_batch_size is {len(batches)}, and a pack is a batch: set it to 1")
     [batch] = batches
-    weights = batch.loss_weights[batch.labels != IGNORE_INDEX]
-    if bool((weights != 1).any()):
-        raise ConfigError(
-            f"labels of pack {batch.pack_id} have weights from {weights.min():g} to {weights.max():g}, and losses of "
-            "NeMo AutoModel weigh all alike: pack without weights"
-        )
+    if unequal := unequal_weights(batch):
+        raise ConfigError(f"{unequal}, and losses of NeMo AutoModel weigh all alike: pack without weights")
     labels = batch.labels[None]
     if len(batch) < batch.seq_len:  # the recipe counts labels of whole packs before it asks the sharder for ours
         labels = torch.full((1, batch.seq_len), IGNORE_INDEX)

@@ -86,12 +86,19 @@ def _vision_inputs(batch: RankBatch) -> dict[str, Any]:
     return found
 
 
-def _labels(batch: RankBatch) -> dict[str, Int64[Tensor, "1 seq"]]:
+def unequal_weights(batch: RankBatch) -> str:
+    """The labels' loss weights in words, unless all are 1."""
     weights = batch.loss_weights[batch.labels != IGNORE_INDEX]
-    if len(weights) and bool((weights != 1).any()):
+    if not bool((weights != 1).any()):
+        return ""
+    return f"labels of pack {batch.pack_id} have weights from {weights.min():g} to {weights.max():g}"
+
+
+def _labels(batch: RankBatch) -> dict[str, Int64[Tensor, "1 seq"]]:
+    if unequal := unequal_weights(batch):
         raise ReaderError(
-            f"labels of pack {batch.pack_id} have weights from {weights.min():g} to {weights.max():g}, and models "
-            "weigh all alike: give with_labels=False, and weigh the logits' losses by batch.loss_weights"
+            f"{unequal}, and models weigh all alike: give with_labels=False, and weigh the logits' losses by "
+            "batch.loss_weights"
         )
     before = torch.cat([batch.labels.new_full((1,), IGNORE_INDEX), batch.labels[:-1]])
     return {"labels": before[None], "shift_labels": batch.labels[None]}

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
+from bridge_packages import without_packages
 
 from preshard.data import PackedDataset, to_bridge
 from preshard.schemas.errors import ReaderError
@@ -99,21 +99,12 @@ def test_parts_and_other_models_are_refused(folder_of: Callable[..., Path]) -> N
 def bridge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``bridge(module, ...)``: the first of these modules that Bridge has.
 
-    Bridge's packages import Transformer Engine, which needs a GPU: they are replaced by empty ones, and what its step
-    imports for annotations alone by mocks.
+    What its step imports for annotations alone is replaced by mocks.
     """
-    found = find_spec("megatron")
-    roots = [Path(path, "bridge") for path in found.submodule_search_locations or ()] if found is not None else []
-    root = next((path for path in roots if path.is_dir()), None)
-    if root is None:
-        pytest.skip("needs megatron-bridge, which wants transformers below 5")
+    packages = (".data", ".data.packing", ".data.datasets", ".training", ".training.utils", ".models")
+    root = without_packages(monkeypatch, "", *packages, ".models.qwen_vl", ".models.qwen_vl.modelling_qwen3_vl")
     if not hasattr(typing, "override"):  # Megatron-Core 0.19 is for Python 3.12
         monkeypatch.setattr(typing, "override", lambda function: function, raising=False)
-    packages = (".data", ".data.packing", ".data.datasets", ".training", ".training.utils", ".models")
-    for name in ("", *packages, ".models.qwen_vl", ".models.qwen_vl.modelling_qwen3_vl"):
-        package = ModuleType(f"megatron.bridge{name}")
-        package.__path__ = [str(root.joinpath(*name.split(".")))]
-        monkeypatch.setitem(sys.modules, package.__name__, package)
     for name in ("config", "state", "losses", "utils.flop_utils", "utils.pg_utils"):
         monkeypatch.setitem(sys.modules, f"megatron.bridge.training.{name}", MagicMock())
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from bridge_packages import without_packages
 from torch import Tensor
 
 from preshard.data import PackedDataset, to_bridge, to_megatron
@@ -117,20 +117,8 @@ def test_slices_that_ranks_do_not_share_equally_are_refused(packed: Path) -> Non
 
 @pytest.fixture
 def bridge(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """Bridge's builder of packed batches, and its step's reader of them.
-
-    Bridge's packages import Transformer Engine, which needs a GPU, and these two modules do not: the packages around
-    them are replaced by empty ones.
-    """
-    found = find_spec("megatron")
-    roots = [Path(path, "bridge") for path in found.submodule_search_locations or ()] if found is not None else []
-    root = next((path for path in roots if path.is_dir()), None)
-    if root is None:
-        pytest.skip("needs megatron-bridge, which wants transformers below 5")
-    for name in ("", ".data", ".data.datasets", ".training", ".training.utils"):
-        package = ModuleType(f"megatron.bridge{name}")
-        package.__path__ = [str(root.joinpath(*name.split(".")))]
-        monkeypatch.setitem(sys.modules, package.__name__, package)
+    """Bridge's builder of packed batches, and its step's reader of them."""
+    without_packages(monkeypatch, "", ".data", ".data.datasets", ".training", ".training.utils")
     sft = pytest.importorskip("megatron.bridge.data.datasets.sft")
     read = pytest.importorskip("megatron.bridge.training.utils.packed_seq_utils")
     return sft.GPTSFTPackedDataset, read.get_packed_seq_params
