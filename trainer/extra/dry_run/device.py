@@ -162,7 +162,7 @@ def flex_kernel(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @flex_kernel.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @library.custom_op("preshard::flex_backward", mutates_args=())

@@ -142,8 +142,8 @@ class _Pieces:
         of_block = tree_unflatten(leaves, spec)[1]
         if any(isinstance(value, Tensor) and name not in of_block for name, value in seen.items()):
             return None
-        heads = first(*values)
-        out = torch.empty_like(heads[0]).transpose(1, 2).contiguous().requires_grad_(heads[0].requires_grad)
+        q, _, v = first(*values)
+        out = q.new_empty(*q.shape[:-1], v.shape[-1]).transpose(1, 2).contiguous().requires_grad_(q.requires_grad)
         own = {name: None if name in of_block else value for name, value in seen.items()}
         pieces = cls(first, _traced(after, ledger, [out, *values]), own)
         leaves.clear()
