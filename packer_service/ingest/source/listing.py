@@ -16,12 +16,12 @@ from pyarrow import fs
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.source.containers.indexed_tokens import index_uri
-from preshard.packer_service.ingest.source.containers.picture_texts import PATTERN, PICTURES, is_medium, pairs_among
-from preshard.packer_service.ingest.source.containers.registry import CODECS, NUMBERED, SUFFIXES, WHOLE_SUFFIXES
+from preshard.packer_service.ingest.source.containers.picture_texts import PATTERN, PICTURES, pairs_among
+from preshard.packer_service.ingest.source.containers.registry import NUMBERED
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
 from preshard.packer_service.ingest.source.forms.custom import is_custom
 from preshard.packer_service.ingest.source.forms.detect import find_form
-from preshard.packer_service.ingest.source.look import doubt_of, look_at, missing_of, named_files
+from preshard.packer_service.ingest.source.look import doubt_of, json_without_rows, look_at, missing_of, named_files
 from preshard.packer_service.ingest.source.names import (
     METADATA,
     SAVED,
@@ -37,6 +37,7 @@ from preshard.packer_service.ingest.source.names import (
     pattern_of,
     root_of,
 )
+from preshard.packer_service.ingest.source.no_rows import without_files
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
@@ -149,12 +150,13 @@ def list_sources(
             elif not (path in rows or path in beside or not path or posixpath.basename(path) in METADATA):
                 unread[pattern_of(path)] += 1
         if not any(file.label.partition("/")[0] == label for file in found):
-            raise ConfigError(f"SOURCE {source}: {_without_rows(source, entries, packed[-1] if inside else None)}")
+            only = f"holds no rows but packed datasets; name {packed[-1]} itself" if inside else None
+            raise ConfigError(f"SOURCE {source}: {only or without_files(source, [path for path, _ in entries])}")
     read = replace(_looked_at(found, unread, settings), left_out=left_out)
     for label, source in zip(label_sources(sources), sources, strict=True):
         if not any(file.label.partition("/")[0] == label for file in read.files):
-            what = "its JSON is neither an array nor lines of objects with the columns of a form"
-            raise ConfigError(f"SOURCE {source}: holds no rows: {what}")
+            empty = next(file for file in found if file.label.partition("/")[0] == label)
+            raise ConfigError(f"SOURCE {source}: holds no rows: {json_without_rows(empty)}")
     left_out += _packed_notes(packed)
     return _with_media(replace(read, left_out=left_out), asked, sources, settings, media)
 
@@ -231,19 +233,6 @@ def _is_packed(location: str, folder: str, entries: Sequence[Entry]) -> bool:
         return dataset_manifest(location) is not None
     except (ConfigError, OSError):
         return True
-
-
-def _without_rows(source: str, entries: Sequence[Entry], packed: str | None) -> str:
-    """Reason why a source has no file of rows, and what would be one."""
-    if packed is not None:
-        return f"holds no rows but packed datasets; name {packed} itself"
-    if any(is_medium(path) for path, _ in entries):
-        needs = "write a.txt beside each a.jpg, or one metadata.jsonl with the columns file_name and text"
-        return f"holds images or videos and no rows; {needs}"
-    if split_query(source)[0].endswith(".idx"):
-        return "is an index; give its .bin"
-    legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
-    return f"holds no file that ends in {legal}, or one of these with {' or '.join(CODECS)} behind it"
 
 
 def _rows_among(

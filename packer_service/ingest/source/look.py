@@ -43,6 +43,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
 )
 from preshard.packer_service.ingest.source.forms.overlooked import overlooked
 from preshard.packer_service.ingest.source.names import root_of
+from preshard.packer_service.ingest.source.no_rows import are_numbered, without_rows
 from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -113,6 +114,13 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
     )
     # Rows of JSON are looked at again while they are measured: these first ones may lack a column of others.
     return ready, left if kind in TABLES else []
+
+
+def json_without_rows(file: SourceFile) -> str:
+    """The reason why a file of JSON holds no rows, and what would make rows of it."""
+    with _beginning(file) as opened:
+        begin = opened.read(BYTES)
+        return without_rows(file, begin, is_all=len(begin) < BYTES)
 
 
 def form_of_rows(rows: Iterable[Any], label: str, config: PackConfig) -> str:
@@ -329,7 +337,8 @@ def _kind_of_json(opened: Any) -> str | None:
     if begin[:1] == b"[":
         return "json"
     line, _, rest = begin.partition(b"\n")
-    if not isinstance(parse_json(line), dict):
+    first = parse_json(line)
+    if not isinstance(first, dict) or are_numbered(first.values()):
         return None
     return "jsonl" if rest.lstrip()[:1] == b"{" else "object"
 

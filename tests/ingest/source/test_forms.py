@@ -601,7 +601,10 @@ def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
         ({"question": "a", "chosen": "b"}, "chosen alone is not a preference; the form preferences reads both answers"),
         ({"prompt": "a", "completions": ["b"], "labels": [True]}, "completions are steps"),
         ({"prompt": "a"}, "prompt alone is no form; the nearest, prompt_completion, needs completion beside it"),
-        ({"question": "a", "label": 3}, "question alone .* question_answer, needs output beside it"),
+        (
+            {"question": "a", "label": 3},
+            "question alone .* question_answer, needs output, answer or response",
+        ),
         ({"conversation": []}, "no form reads the column conversation; the nearest is conversations"),
         ({"a": 1, "b": 2}, "no form has the columns a, b"),
     ],

@@ -96,8 +96,8 @@ class Form:
             return False
         if self.turns is not None and "texts" in columns and (columns["texts"] == OBJECTS) != self.turns:
             return False
-        present = {*columns, *({"image"} if any(numbered_column(name) == "image" for name in columns) else ())}
-        return any(all(name in present for name in group) for group in self.needs)
+        names = {*present(columns), *({"image"} if any(numbered_column(name) == "image" for name in columns) else ())}
+        return any(all(name in names for name in group) for group in self.needs)
 
     def reads(self, column: str, columns: Columns) -> bool:
         """Whether it reads a column of a file or row with these columns."""
@@ -115,6 +115,11 @@ class Form:
 
     def _has(self, column: str) -> bool:
         return self.more is None or column in self.more or any(column in group for group in self.needs)
+
+
+def present(columns: Columns) -> list[str]:
+    """The columns that may show a form: ``annotations`` of objects are those of COCO, and no conversations."""
+    return [name for name, kind in columns.items() if (name, kind) != ("annotations", OBJECTS)]
 
 
 _CHAT = (*MEDIA_COLUMNS, "tools")
@@ -209,6 +214,8 @@ FORMS: tuple[Form, ...] = (
 MESSAGES = next(form for form in FORMS if form.name == "messages")
 
 OF_A_PREFERENCE = {"chosen", "rejected", "rejected_response", "rejected_messages"}
+ALIKE = 0.85
+"""Least similarity of two names of which one may have been meant (:mod:`difflib`)."""
 SHOWN_COLUMNS = 8
 """Columns that a message names."""
 
@@ -254,18 +261,27 @@ def formless(columns: Columns) -> str:
         return f"{' and '.join(found)} alone is not a preference; {nearest}"
     if "completions" in columns:
         return "completions are steps, each with a label, which cannot be packed; give prompt and completion"
-    missing = [
-        (len(present) / len(group), [name for name in group if name not in present], present, form.name)
+    names = present(columns)
+    candidates = [
+        (len(has) / len(group), sum(form.reads(name, columns) for name in names), form, has)
         for form in FORMS
         for group in form.needs
-        if (present := [name for name in group if name in columns])
+        if 0 < len(has := [name for name in group if name in names]) < len(group)
     ]
-    if missing:
-        _, lacks, has, name = max(missing, key=lambda each: each[0])
-        return f"{' and '.join(has)} alone is no form; the nearest, {name}, needs {' and '.join(lacks)} beside it"
+    if candidates:
+        _, _, best, has = max(candidates, key=lambda each: each[:2])
+        beside = [tuple(name for name in group if name not in has) for group in best.needs if {*has} < {*group}]
+        for [lacks] in (each for each in beside if len(each) == 1):
+            if near := get_close_matches(lacks, [name for name in names if name not in has], 1, ALIKE):
+                rename = f"--set 'rename_columns={{{named(near[0])}: {lacks}}}'"
+                return f"{' and '.join(has)} alone is no form; {best.name} reads {lacks} beside it: {rename}"
+        *others, last = dict.fromkeys(" and ".join(each) for each in beside)
+        needs = f"{', '.join(others)} or {last}" if others else last
+        return f"{' and '.join(has)} alone is no form; the nearest, {best.name}, needs {needs} beside it"
     alone = [group[0] for form in FORMS for group in form.needs if len(group) == 1]
-    for column in columns:
-        if near := get_close_matches(column.lower(), alone, 1, 0.7):
-            return f"no form reads the column {named(column)}; the nearest is {near[0]}: rename it"
-    names = ", ".join(map(named, list(columns)[:SHOWN_COLUMNS]))
-    return f"no form has the columns {names}; write messages, or read them by --form package.module:function"
+    for column in names:
+        if near := get_close_matches(column.lower(), alone, 1, ALIKE):
+            rename = f"--set 'rename_columns={{{named(column)}: {near[0]}}}'"
+            return f"no form reads the column {named(column)}; the nearest is {near[0]}: {rename}"
+    shown = ", ".join(map(named, list(columns)[:SHOWN_COLUMNS]))
+    return f"no form has the columns {shown}; write messages, or read them by --form package.module:function"

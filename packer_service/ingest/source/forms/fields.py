@@ -43,10 +43,15 @@ def is_text(value: str) -> bool:
 
 def string(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        bad(f"{where} is a {kind_of(value)}, not a string")
+        remedy = "; a form of your own (--form package.module:function) can take one of its texts"
+        bad(f"{where} is a {kind_of(value)}, not a string{remedy if _is_column_of_texts(value, where) else ''}")
     if not is_text(value):
         bad(f"{where} holds a lone surrogate, which is not Unicode text")
     return value
+
+
+def _is_column_of_texts(value: Any, where: str) -> bool:
+    return where.isidentifier() and isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def listed(value: Any, where: str) -> list[Any]:
