@@ -56,16 +56,21 @@ WINDOW = {
 """A layer with a window much shorter than documents, beside one without."""
 
 _LATENT: dict[str, Any] = {
-    **{"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "v_head_dim": 10},
+    **{"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "v_head_dim": 16},
     **{"qk_rope_head_dim": 8, "head_dim": 8},
 }
-"""Sizes of attention with a latent: keys of 20 numbers and values of 10."""
+"""Sizes of attention with a latent: keys of 20 numbers, and values of 16, the fewest that CUDA's kernels take."""
 
 _ROUTED: dict[str, Any] = {
     **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
     **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
 }
 """A layer of experts behind one without."""
+
+_YARN: dict[str, Any] = {
+    **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0},
+    **{"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64},
+}
 
 TEXT_MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {},
@@ -93,11 +98,17 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
     },
     "deepseek_v3": {
         **{"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], **_LATENT, **_ROUTED},
-        "rope_parameters": {
-            **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0, "beta_slow": 1.0},
-            **{"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64},
-        },
+        "rope_parameters": _YARN,
     },
+    "deepseek_v2": {
+        **{"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], **_LATENT, **_ROUTED},
+        "topk_method": "group_limited_greedy",
+    },
+    "axk1": {
+        **{"model_type": "axk1", "architectures": ["AXK1ForCausalLM"], **_LATENT, **_ROUTED},
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "youtu": {"model_type": "youtu", "architectures": ["YoutuForCausalLM"], **_LATENT},
     "glm4_moe_lite": {
         **{"model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"], **_LATENT, **_ROUTED},
         "v_head_dim": 28,
@@ -106,7 +117,7 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
         **{"model_type": "minicpm3", "architectures": ["MiniCPM3ForCausalLM"], **_LATENT, "dim_model_base": 16},
     },
     "mimo_v2_flash": {
-        **{**WINDOW, "model_type": "mimo_v2_flash", "architectures": ["MiMoV2FlashForCausalLM"], "v_head_dim": 10},
+        **{**WINDOW, "model_type": "mimo_v2_flash", "architectures": ["MiMoV2FlashForCausalLM"], "v_head_dim": 24},
         **{**_ROUTED, "mlp_layer_types": ["dense", "sparse"]},
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
@@ -122,6 +133,12 @@ EAGER = ("gpt_oss", "gemma2", "mimo_v2_flash")
 
 _EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
 
+_SCALED_LATENT = {
+    **{"model_type": "mistral4", **_LATENT, **_ROUTED, "head_dim": 20},
+    "rope_parameters": {**_YARN, "partial_rotary_factor": 0.4, "llama_4_scaling_beta": 0.1},
+}
+"""Attention with a latent whose queries are scaled by their position, within the lengths of documents."""
+
 _SMALL_GEMMA = {
     **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCABULARY + 64, "num_kv_shared_layers": 2},
     **{"num_hidden_layers": 5, "use_double_wide_mlp": True, "attention_k_eq_v": False},
@@ -136,6 +153,7 @@ _AUDIO = {
 """An encoder of audio, which packs do not reach."""
 
 IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral3-latent": ("mistral3", {"text_config": _SCALED_LATENT}),
     "internvl-windows": ("internvl", {"text_config": WINDOW}),
     "gemma4-experts": ("gemma4", {"text_config": _EXPERTS}),
     "gemma4-small": ("gemma4", {"text_config": _SMALL_GEMMA, "audio_config": _AUDIO}),

@@ -251,3 +251,35 @@ def test_compiled_blocks_are_counted_as_such(folder_of: Folders, recompute: str)
     tiled = run(folder_of, "qwen3", compile=True, mlp_tiles=4, **given)
     assert tiled.kernels_of("products") > fused.kernels_of("products")
     assert tiled.peaks["backward"] < fused.peaks["backward"]
+
+
+TWO_WIDTHS = (
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mimo_v2_flash",
+    "axk1",
+    "deepseek_v2",
+    "minicpm3",
+    "youtu",
+    "mistral3-latent",
+)
+OFTEN = TWO_WIDTHS[0]
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name != OFTEN)) for name in TWO_WIDTHS]
+)
+def test_values_of_another_width_than_keys(folder_of: Folders, family: str) -> None:
+    """Fails when a stand-in of a kernel gives results as wide as its queries; or when a block that is counted as
+    compiled keeps a buffer, such as a router's bias, as a constant, or has an operator with several results, such as
+    that which chooses experts.
+    """
+    found = run(folder_of, family, ring=2)
+    config = empty_model(folder_of(family) / "model").config.get_text_config()
+    kernels = {phase: found.kernels[phase, "attention"] for phase in ("forward", "backward")}
+    # each layer attends to keys of its own rank and of the other
+    assert min(kernels.values()) >= config.num_hidden_layers, kernels
+    if family != OFTEN:
+        plain = run(folder_of, family, ring=2, compile=False)
+        assert plain.collectives == found.collectives
+        assert plain.state == found.state

@@ -24,7 +24,7 @@ from torch.fx import traceback
 from torch.fx.traceback import preserve_node_meta
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
 from preshard.trainer.extra import saving as memory
@@ -47,8 +47,8 @@ def fuse_blocks(model: Any, ledger: Ledger) -> None:
         def forward(self: nn.Module, *args: Any, **named: Any) -> Any:
             leaves, spec = tree_flatten((args, named))
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            parameters = dict(self.named_parameters())
-            key = kind, _settings(self), *map(_form, (*tensors, *parameters.values())), torch.is_grad_enabled()
+            own = _state_of(self)
+            key = kind, _settings(self), *map(_form, (*tensors, *own.values())), torch.is_grad_enabled()
             if key not in pieces:
                 # what this keeps is not the step's: not for who counts, and not for who computes blocks again
                 with _disable_current_modes(), ledger.fake, saved_tensors_hooks(_same, _same):
@@ -56,7 +56,7 @@ def fuse_blocks(model: Any, ledger: Ledger) -> None:
             found = pieces[key]
             if found is None:
                 return plain(self, *args, **named)
-            return found(tensors, list(parameters.values()), named)
+            return found(tensors, list(own.values()), named)
 
         return type(kind.__name__, (kind,), {"forward": forward})
 
@@ -78,6 +78,11 @@ def _settings(block: nn.Module) -> tuple[Any, ...]:
         for name, value in vars(module).items()
         if isinstance(value, plain) and name != "layer_idx"
     )
+
+
+def _state_of(block: nn.Module) -> dict[str, Tensor]:
+    """A block's parameters and buffers. A router's bias is one of these, and a trace takes no constants."""
+    return {**dict(block.named_parameters()), **dict(block.named_buffers())}
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
@@ -108,14 +113,14 @@ class _Pieces:
     ) -> _Pieces | None:
         """Traces a block; None if it has no attention of packs, or gives it something of its own besides heads."""
         places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        names = [name for name, _ in block.named_parameters()]
+        state = _state_of(block)
         seen: dict[str, Any] = {}
 
         def call(values: Sequence[Tensor], stack: ExitStack) -> Any:
             given = list(leaves)
             for place, value in zip(places, values[: len(places)], strict=True):
                 given[place] = value
-            own = dict(zip(names, values[len(places) :], strict=True))
+            own = dict(zip(state, values[len(places) :], strict=True))
             stack.enter_context(_reparametrize_module(block, own))
             args, named = tree_unflatten(given, spec)
             return plain(block, *args, **named)
@@ -134,7 +139,7 @@ class _Pieces:
                 return call(values, stack)
 
         # traces keep what was traced, so it is nothing of the step's
-        values = [_like(each) for each in (*(leaves[place] for place in places), *block.parameters())]
+        values = [_like(each) for each in (*(leaves[place] for place in places), *state.values())]
         try:
             first = _traced(before, ledger, values)
         except _NotReachedError:
@@ -150,12 +155,12 @@ class _Pieces:
         seen.clear()
         return pieces
 
-    def __call__(self, tensors: list[Tensor], parameters: list[Tensor], named: dict[str, Any]) -> Any:
-        heads = self._before(*tensors, *parameters)
+    def __call__(self, tensors: list[Tensor], state: list[Tensor], named: dict[str, Any]) -> Any:
+        heads = self._before(*tensors, *state)
         current = {name: named.get(name, value) for name, value in self._named.items()}
         out, _ = packed_attention(nn.Identity(), *heads, None, **current)
         del heads
-        return self._after(out, *tensors, *parameters)
+        return self._after(out, *tensors, *state)
 
 
 class _NotReachedError(Exception):
@@ -224,7 +229,7 @@ class _Counted:
     def __init__(self, graph: fx.GraphModule, ledger: Ledger) -> None:
         self._ledger, self._nodes = ledger, list(graph.graph.nodes)
         self._stored = self._list_stored()
-        self._forms = {node: _form_of_result(node) for node in self._nodes if node.op == "call_function"}
+        self._forms = {node: _forms_of_results(node) for node in self._nodes if node.op == "call_function"}
         self._dies: dict[fx.Node, list[fx.Node]] = {}
         seen: set[fx.Node] = set()
         for node in reversed(self._nodes):
@@ -269,15 +274,16 @@ class _Counted:
                 sources[each.untyped_storage()._cdata] = each
         if kind == "view" or (node not in self._stored and len(sources) <= MOST_SOURCES):
             return _Fused(sources)
-        read, form = sum(each.nbytes for each in sources.values()), self._forms[node]
-        size = form["dtype"].itemsize * math.prod(form["size"])
-        reused = next((dead for dead in self._dies[node] if _can_hold(dead, held.get(dead), size)), None)
+        read, forms = sum(each.nbytes for each in sources.values()), self._forms[node]
+        for form in forms:
+            size = form["dtype"].itemsize * math.prod(form["size"])
+            reused = next((dead for dead in self._dies[node] if _can_hold(dead, held.get(dead), size)), None)
+            held.pop(reused, None)  # type: ignore[arg-type]
         del inputs, each
         sources.clear()
-        held.pop(reused, None)  # type: ignore[arg-type]
-        made = torch.empty_strided(**form)
-        self._ledger.note_fused(read + made.nbytes)
-        return made
+        made = [torch.empty_strided(**form) for form in forms]
+        self._ledger.note_fused(read + sum(each.nbytes for each in made))
+        return made if isinstance(node.meta["val"], tuple | list) else made[0]
 
     def _call(self, node: fx.Node, held: dict[fx.Node, Any]) -> Any:
         args, named = fx.node.map_arg((node.args, node.kwargs), lambda each: held[each])
@@ -285,11 +291,13 @@ class _Counted:
         return target(*args, **named)
 
 
-def _form_of_result(node: fx.Node) -> dict[str, Any]:
-    found = node.meta.get("val")
-    if not isinstance(found, Tensor):
-        return {}
-    return {"size": found.shape, "stride": found.stride(), "dtype": found.dtype, "device": found.device}
+def _forms_of_results(node: fx.Node) -> list[dict[str, Any]]:
+    """Arguments of ``empty_strided`` for each tensor that an operator gives: several for a router's ``topk``."""
+    return [
+        {"size": made.shape, "stride": made.stride(), "dtype": made.dtype, "device": made.device}
+        for made in tree_leaves(node.meta.get("val"))
+        if isinstance(made, Tensor)
+    ]
 
 
 def _can_hold(node: fx.Node, value: Any, size: int) -> bool:
