@@ -77,7 +77,7 @@ def read_sealed_head(file: IO[bytes], where: str) -> SealedHead:
         return _sealed_whole(file.read(), where)
     digest.update(memoryview(held)[:-ENDING])
     digest.update(SEAL + UNSEALED.encode() + END)
-    head = _decode_head(start + b"}", where)
+    head = decode_head(start + b"}", where)
     sealed = ending[len(SEAL) : -len(END)].decode(errors="replace")
     if digest.hexdigest() != sealed:
         raise ManifestInvalid(where, f"sha256 is {sealed}, which is not the hash of the file with this field as zeros")
@@ -95,7 +95,8 @@ def _sealed_whole(data: bytes, where: str) -> SealedHead:
     return SealedHead(manifest, manifest.sha256)
 
 
-def _decode_head(data: bytes, where: str) -> ManifestHead:
+def decode_head(data: bytes, where: str) -> ManifestHead:
+    """Raises ManifestInvalid: as of :func:`decode_manifest`, but for the hash."""
     check_format_version(data, where)
     try:
         return ManifestHead.model_validate_json(data)

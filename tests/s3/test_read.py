@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from itertools import islice
@@ -16,7 +18,11 @@ from range_server import served_ranges
 
 from preshard.packer_service.report.dataset import report_dataset
 from preshard.packer_service.verify import verify_dataset
+from preshard.schemas.dataset.read_manifest import SHARD_LIST
+from preshard.schemas.errors import ManifestInvalid
+from preshard.schemas.manifest import MANIFEST
 from preshard.trainer.data.dataset import PackedDataset
+from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.loader import make_loader
 
 SPLIT = {"ring_degree": 2, "cp_rank": 1, "layout": "balanced_ring"}
@@ -78,7 +84,35 @@ def test_a_large_table_is_asked_for_by_ranges(
         dataset = PackedDataset(server.uri, **SPLIT)
         assert server.requests == {"manifest.json": 2, "packs.parquet": 2}, "a size and a read of each"
         batches = list(dataset)
-        assert server.requests["packs.parquet"] == 3, "one for all columns"
         ranges = sum(1 + bool(len(batch.images)) for batch in batches)
         assert sum(server.requests[name] for name in shards) == len(shards) + ranges
         assert sum(server.sent[name] for name in shards) == sum(batch.bytes_read for batch in batches)
+        assert server.requests["packs.parquet"] == 3, "one for all columns"
+        again = list(PackedDataset(server.uri, **SPLIT))
+        assert server.requests["packs.parquet"] == 3, "another process of the node knows its row groups and places"
+        assert [batch.pack_id for batch in again] == [batch.pack_id for batch in batches]
+
+
+def test_the_head_of_a_long_manifest_is_enough(
+    tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when opening a dataset of many shards reads their list, or takes another manifest than one read whole."""
+    written = (tiny_dataset / MANIFEST).read_bytes()
+    begin = written.index(SHARD_LIST) + len(SHARD_LIST)
+    monkeypatch.setattr("preshard.trainer.extra.store.WHOLE_MANIFEST", begin + 9)
+    monkeypatch.setattr("preshard.trainer.extra.store.FIRST_WAIT", 0.001)
+    shutil.copytree(tiny_dataset, tmp_path / "dataset")
+    expected = DatasetFiles(tiny_dataset).manifest
+    fields = json.loads(written)
+    turned = json.dumps({"shards": fields.pop("shards"), **fields}).encode()
+    sealed = turned.replace(fields["sha256"].encode(), b"0" * 64)
+    sealed = sealed.replace(b"0" * 64 + b'"}', hashlib.sha256(sealed).hexdigest().encode() + b'"}')
+    with served_ranges(tmp_path / "dataset") as server:
+        assert DatasetFiles(server.uri).manifest == expected
+        assert (server.requests[MANIFEST], server.sent[MANIFEST]) == (2, begin + 9), "its size and one range"
+        (tmp_path / "dataset" / MANIFEST).write_bytes(sealed)
+        assert DatasetFiles(server.uri).manifest.dataset_id == expected.dataset_id
+        for damaged in (written.replace(b'"counts":{', b'"counts":{{'), written[: begin - 9]):
+            (tmp_path / "dataset" / MANIFEST).write_bytes(damaged)
+            with pytest.raises(ManifestInvalid):
+                DatasetFiles(server.uri)

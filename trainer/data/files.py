@@ -66,7 +66,7 @@ class DatasetFiles:
     def _read_manifest(self) -> ManifestHead:
         why = ": not a dataset, or packing has not finished"
         with self._open_file(MANIFEST, ManifestMissing, why, LARGEST_MANIFEST) as file:
-            return read_manifest_head(file, MANIFEST)
+            return read_manifest_head(file, MANIFEST) if self.store is None else self.store.read_head(file)
 
     def _located(self) -> tuple[fs.FileSystem, str]:
         try:

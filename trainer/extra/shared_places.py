@@ -16,12 +16,14 @@ import numpy as np
 from preshard.schemas.errors import ReaderError, TableChanged
 from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import TableEntry
-from preshard.trainer.data.pack_index import PACKS_TABLE, RECORD, PackTable, Records
+from preshard.trainer.data.pack_index import PACKS_TABLE, RECORD, PackTable
 
-REVISION = 1
+REVISION = 2
 """Revision of the file's own form, which its name has: a version that writes another form must not read this one."""
 
 FILLED = b"\1"
+
+NUMBER = np.dtype("<i8")
 
 
 def share_places(opened: Callable[[], Any], entry: TableEntry, *, sparing: bool) -> SharedPlaces:
@@ -33,12 +35,12 @@ def share_places(opened: Callable[[], Any], entry: TableEntry, *, sparing: bool)
         sparing: as of :class:`PackTable`.
 
     Raises:
-        TableChanged: it has another size than the manifest says.
-        TableInvalid: it is not Parquet with the format's columns.
+        TableChanged: it has another size than the manifest says, where no process has opened it before.
+        TableInvalid: it is not Parquet with the format's columns, likewise.
         ReaderError: the file that processes share cannot be made.
     """
-    table = PackTable(partial(_open_checked, opened, entry.bytes), entry.rows, sparing=sparing)
-    return SharedPlaces(table, entry.sha256)
+    open_table = partial(PackTable, partial(_open_checked, opened, entry.bytes), entry.rows, sparing=sparing)
+    return SharedPlaces(open_table, entry.rows, entry.sha256)
 
 
 def _open_checked(opened: Callable[[], Any], size: int) -> Any:
@@ -51,12 +53,14 @@ def _open_checked(opened: Callable[[], Any], size: int) -> Any:
 class SharedPlaces:
     """The rows of ``packs.parquet`` in a temporary file of this host.
 
-    The file has one byte per row group, which says whether its rows are there, and then one record per pack. It is
-    named after the table's hash, so that it can never hold the rows of another one. Two processes that fill the same
-    row group at once write the same bytes.
+    The file begins with the edges of the table's row groups, behind their number, which is 0 until they are there. Then
+    it has one byte per row group, which says whether its rows are there, and one record per pack. So one process opens
+    the table for all. The file is named after the table's hash, so that it can never hold the rows of another one. Two
+    processes that fill the same row group at once write the same bytes.
 
     Args:
-        table: where the rows come from.
+        open_table: opens the table that the rows come from; can be pickled.
+        rows: rows of the table.
         digest: SHA-256 of the table.
         folder: where the file lies; by default a folder of this user's in the temporary folder (``TMPDIR``).
 
@@ -64,14 +68,15 @@ class SharedPlaces:
         ReaderError: the file cannot be made.
     """
 
-    def __init__(self, table: PackTable, digest: str, folder: Path | None = None) -> None:
-        self._table = table
+    def __init__(self, open_table: Callable[[], PackTable], rows: int, digest: str, folder: Path | None = None) -> None:
+        self._open_table, self._rows = open_table, rows
         self._path = (folder or _own_folder()) / f"{digest}.places-{REVISION}"
-        self._begin = len(table.edges) - 1
+        self._table: PackTable | None = None
         self._open()
+        self._edges = self._read_edges() or self._write_edges()
 
     def __len__(self) -> int:
-        return len(self._table)
+        return self._rows
 
     def __getitem__(self, pack_id: int) -> np.void:
         """The record of a pack.
@@ -80,21 +85,42 @@ class SharedPlaces:
             TableInvalid: its row group cannot be decoded.
             ReaderError: the file cannot be written.
         """
-        group = bisect_right(self._table.edges, pack_id) - 1
+        group, flags = bisect_right(self._edges, pack_id) - 1, NUMBER.itemsize * (1 + len(self._edges))
+        records = flags + len(self._edges) - 1
         if group not in self._known:
-            if os.pread(self._file, 1, group) != FILLED:
-                self._fill(group)
+            if os.pread(self._file, 1, flags + group) != FILLED:
+                if self._table is None:
+                    self._table = self._open_table()
+                begin = records + self._edges[group] * RECORD.itemsize
+                self._write(self._table.read(group), begin, FILLED, flags + group)
             self._known.add(group)
-        data = os.pread(self._file, RECORD.itemsize, self._begin + pack_id * RECORD.itemsize)
+        data = os.pread(self._file, RECORD.itemsize, records + pack_id * RECORD.itemsize)
         record: np.void = np.frombuffer(data, RECORD)[0]
         return record
 
-    def _fill(self, group: int) -> None:
-        records = self._table.read(group)
+    def _read_edges(self) -> list[int]:
+        """The edges that another process has written; nothing where none has."""
+        number = int.from_bytes(os.pread(self._file, NUMBER.itemsize, 0), "little")
+        edges: list[int] = np.frombuffer(
+            os.pread(self._file, NUMBER.itemsize * number, NUMBER.itemsize), NUMBER
+        ).tolist()
+        return edges
+
+    def _write_edges(self) -> list[int]:
+        self._table = table = self._open_table()
+        edges = table.edges
+        self._write(np.array(edges, NUMBER), NUMBER.itemsize, len(edges).to_bytes(NUMBER.itemsize, "little"), 0)
+        return edges
+
+    def _write(self, values: np.ndarray, at: int, mark: bytes, marked: int) -> None:
+        """Writes values, and then what says that they are there."""
+        left = memoryview(values.tobytes())
         try:
-            _write(self._file, records, self._begin + self._table.edges[group] * RECORD.itemsize)
-            os.fdatasync(self._file)  # after a power failure no row group may count as filled that is not there
-            os.pwrite(self._file, FILLED, group)
+            while left:
+                written = os.pwrite(self._file, left, at)
+                left, at = left[written:], at + written
+            os.fdatasync(self._file)  # after a power failure nothing may count as written that is not there
+            os.pwrite(self._file, mark, marked)
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -103,29 +129,23 @@ class SharedPlaces:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise self._cannot_write(error) from None
-        self._known: set[int] = set()
+        self._known = set[int]()
         weakref.finalize(self, os.close, self._file)
 
     def _cannot_write(self, error: OSError) -> ReaderError:
-        mib = -(-len(self._table) * RECORD.itemsize // 2**20)
+        mib = -(-self._rows * RECORD.itemsize // 2**20)
         return ReaderError(
             f"{self._path} cannot be written ({error.strerror}); it needs {mib} MiB for the places of "
-            f"{several(len(self), 'pack')}: set TMPDIR to a folder with enough space"
+            f"{several(self._rows, 'pack')}: set TMPDIR to a folder with enough space"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_file", "_known")}
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_file", "_known")}
+        return {**kept, "_table": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
-
-
-def _write(file: int, records: Records, at: int) -> None:
-    left = memoryview(records.tobytes())
-    while left:
-        written = os.pwrite(file, left, at)
-        left, at = left[written:], at + written
 
 
 def _own_folder() -> Path:

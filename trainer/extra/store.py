@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import random
 import threading
@@ -16,8 +17,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import fs
 
+from preshard.schemas.dataset.read_manifest import SHARD_LIST, decode_head, read_manifest_head
 from preshard.schemas.errors import (
     FormatError,
+    ManifestInvalid,
     ManifestMissing,
     ReaderError,
     ShardChanged,
@@ -26,7 +29,7 @@ from preshard.schemas.errors import (
 )
 from preshard.schemas.files.filesystem import open_regular, read_within
 from preshard.schemas.files.printed import shown
-from preshard.schemas.manifest import SHARDS
+from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
 from preshard.trainer.extra.threads import ENDS, start
 from preshard.trainer.extras import load_extra
 
@@ -38,6 +41,9 @@ AHEAD = 2
 
 WHOLE = 256 << 20
 """Largest sample in bytes of which a rank that needs all of it asks for all at once."""
+
+WHOLE_MANIFEST = 1 << 20
+"""Largest manifest in bytes that a store is asked for whole, and that is held against its hash: some 6,700 shards."""
 
 PATIENCE = 120.0
 """Seconds for which a range is asked for again, before the run ends with the store's last error."""
@@ -99,6 +105,26 @@ class Store:
                     raise
             _pause(wait)
             wait = min(2 * wait, LONGEST_WAIT)
+
+    def read_head(self, file: Any) -> ManifestHead:
+        """A manifest's head, by one request.
+
+        The list of shards, which may be a hundred times as long, and the hash over both are left unread where they go
+        beyond :data:`WHOLE_MANIFEST`: a store checks what it keeps.
+
+        Raises:
+            ManifestInvalid: it breaks the format.
+        """
+        if not self.is_remote:
+            return read_manifest_head(file, MANIFEST)
+        start = file.read(WHOLE_MANIFEST)
+        if len(start) < WHOLE_MANIFEST:
+            return read_manifest_head(io.BytesIO(start), MANIFEST)
+        try:
+            return decode_head(start.partition(SHARD_LIST)[0] + b"}", MANIFEST)
+        except ManifestInvalid:  # whatever else it is, it is read whole, and refused as that
+            file.seek(0)
+            return read_manifest_head(file, MANIFEST)
 
     def read_pack(self, packs: Any, pack_id: int, read: Callable[..., Any], *, whole: bool) -> Any:
         """One pack's part of a rank, as ``read`` makes it of what reads its ranges and of the pack's place.

@@ -39,5 +39,8 @@ def test_a_large_table_is_known_by_its_size(dataset: Path, tmp_path: Path, monke
     size = table.stat().st_size
     assert size > 1000
     table.write_bytes(table.read_bytes()[:-1])
+    assert list(files.packs()) == whole, "this host has its places"
+    (tmp_path / "other").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "other"))
     with pytest.raises(TableChanged, match=f"has {size - 1} bytes, not {size}"):
         files.packs()

@@ -50,7 +50,9 @@ class Opens:
 
 
 def shared(path: Path, opens: Opens | None = None) -> SharedPlaces:
-    return SharedPlaces(PackTable(opens or Opens(path)), "digest", path.parent)
+    return SharedPlaces(
+        partial(PackTable, opens or Opens(path)), pq.read_metadata(path).num_rows, "digest", path.parent
+    )
 
 
 @pytest.mark.parametrize("group", [1, 7, 64, N_PACKS])
@@ -77,8 +79,10 @@ def test_a_row_group_is_decoded_once_for_all_processes(tmp_path: Path) -> None:
     """Fails when each worker decodes the table again, or one takes rows for written that are not there yet."""
     path = tmp_path / "packs.parquet"
     write_table(path, group=100)
-    first, second = shared(path), shared(path)
+    opens = Opens(path)
+    first, second = shared(path, opens), shared(path, opens)
     expected = [first[i].tobytes() for i in range(250)]
+    assert opens.count == 1, "not to know its row groups either"
     path.write_bytes(b"no table any more")
     assert [second[i].tobytes() for i in range(250)] == expected
     assert [pickle.loads(pickle.dumps(second))[i].tobytes() for i in range(250)] == expected
@@ -87,18 +91,19 @@ def test_a_row_group_is_decoded_once_for_all_processes(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_not_finished_is_filled_again(tmp_path: Path) -> None:
-    """Fails when a process that was killed while it wrote a row group leaves wrong places to the next job."""
+    """Fails when a process that was killed while it wrote row groups or edges leaves wrong places to the next job."""
     path = tmp_path / "packs.parquet"
     write_table(path, group=100)
     expected = PackIndex.of_bytes(path.read_bytes(), packs_per_shard=PER_SHARD)
     shared(path)[0]
     [file] = tmp_path.glob("*.places-*")
-    written = bytearray(file.read_bytes())
-    written[1:5] = bytes(4)
-    written[5 + 24 * 100 :] = b"\xff" * (24 * 400)
-    file.write_bytes(written)
-    again = PackIndex(shared(path), packs_per_shard=PER_SHARD)
-    assert [again[i] for i in range(N_PACKS)] == [expected[i] for i in range(N_PACKS)]
+    written, flags = bytearray(file.read_bytes()), 8 + 8 * 6
+    written[flags + 1 : flags + 5] = bytes(4)
+    written[flags + 5 + 24 * 100 :] = b"\xff" * (24 * 400)
+    for unwritten in (written, bytes(8) + b"\xff" * 48 + written[flags:], b""):
+        file.write_bytes(unwritten)
+        again = PackIndex(shared(path), packs_per_shard=PER_SHARD)
+        assert [again[i] for i in range(N_PACKS)] == [expected[i] for i in range(N_PACKS)]
 
 
 def test_opening_reads_no_row(tmp_path: Path) -> None:
@@ -155,11 +160,11 @@ def test_a_folder_that_cannot_hold_the_file_is_named(tmp_path: Path, monkeypatch
     """Fails when a full or forbidden temporary folder ends in a traceback."""
     path = tmp_path / "packs.parquet"
     write_table(path, group=50)
-    with pytest.raises(ReaderError, match=r"places-1 cannot be written .*needs 1 MiB .*packs: set TMPDIR"):
-        SharedPlaces(PackTable(Opens(path)), "digest", path)
+    with pytest.raises(ReaderError, match=r"places-2 cannot be written .*needs 1 MiB .*packs: set TMPDIR"):
+        SharedPlaces(partial(PackTable, Opens(path)), N_PACKS, "digest", path)
     monkeypatch.setattr("tempfile.tempdir", str(path))
     with pytest.raises(ReaderError, match=r"cannot be created .*set TMPDIR"):
-        SharedPlaces(PackTable(Opens(path)), "digest")
+        SharedPlaces(partial(PackTable, Opens(path)), N_PACKS, "digest")
 
 
 def test_places_are_whole_where_the_system_writes_a_part_at_a_time(
