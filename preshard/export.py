@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from preshard.trainer.extras import load_extra
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command. Without the extra ``train``, one line says so.
@@ -14,6 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: status 2: something does not fit or cannot be written.
     """
+    load_extra("waiting").begin("loading torch")
     from preshard.trainer.export import main as run
 
     run(arguments)

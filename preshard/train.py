@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
+
+from preshard.trainer.extras import load_extra
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -17,8 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always. Status 0: done; 1: failed or stopped; 2: something does not fit, found before the first
             step.
     """
-    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        print("preshard.train: loading torch, which takes some seconds", file=sys.stderr, flush=True)
+    load_extra("waiting").begin("loading torch")
     from preshard.trainer.train import main as run
 
     run(arguments)

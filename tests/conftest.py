@@ -24,6 +24,7 @@ from kinds import SLOW_ALONE, Guard, is_last_of_group, lies_in_process_folder, l
 from once import MadeOnce
 from PIL import Image
 
+from preshard import waiting
 from preshard.packer_service.config import load_config
 from preshard.packer_service.job.pack import pack
 from preshard.packer_service.runtime.executors import PlainExecutor
@@ -58,6 +59,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.fsync = id  # type: ignore[assignment]
 # Ray would end a worker that waits while that of another job runs, and start one anew for the next test.
 os.environ.setdefault("RAY_num_workers_soft_limit", "8")
+
+# What a command says after two seconds of silence is in no test's way: the machine may be busy.
+waiting.QUIET_SECONDS[False] = float("inf")
 
 # The same examples in every run, which neither an earlier run nor the speed of the machine decides: what fails here
 # fails at the desk too. `--hypothesis-profile=default` draws others, and more of them.

@@ -82,10 +82,13 @@ def test_compiling_is_heard_and_loading_from_the_cache_is_not() -> None:
     assert heard == ["begins", "ends"]
 
 
-def test_a_log_says_once_why_nothing_moves(capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails when a log has the line for each loop, or has none."""
+def test_a_log_says_once_in_a_phase_why_nothing_moves(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails when a log has the line for each loop, has none, or is silent while a later phase compiles."""
     progress = ConsoleProgress()
-    for _ in range(2):
-        progress.begin_compiling()
-        progress.close()
-    assert capsys.readouterr().err.count(COMPILING) == 1
+    for phase in ("planning", "writing"):
+        progress.doing(phase)
+        for _ in range(2):
+            progress.begin_compiling()
+            progress.end_compiling()
+    progress.close()
+    assert capsys.readouterr().err.count(COMPILING) == 2

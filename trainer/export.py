@@ -30,6 +30,7 @@ from preshard.schemas.files.printed import without_secrets
 from preshard.trainer.core.checkpoint import RUN, find_checkpoint, one_reason, read_run_state, stored_options
 from preshard.trainer.core.export import check_export, write_folder
 from preshard.trainer.extra.checkpoint_check import CHECKSUMS, find_damaged, first_fault
+from preshard.trainer.extra.waiting import doing
 from preshard.trainer.extras import load_extra
 from preshard.trainer.models.load import identity, load_sharded, one_line, read_model_config
 from preshard.trainer.models.packed import PackedModel
@@ -55,6 +56,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
             written.
     """
     check_export(out, "--out")
+    doing("checking the checkpoint")
     if (checkpoint / RUN).is_file() or (checkpoint / CHECKSUMS).is_file():
         if (fault := first_fault(checkpoint)) is not None:
             raise ConfigError(f"{checkpoint} is damaged ({fault}); give another checkpoint")
@@ -76,6 +78,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
             f"{found} is of the model {' '.join(map(str, trained.values()))}, and --model {model} is "
             f"{' '.join(given.values())}: give the folder that was trained"
         )
+    doing("reading the checkpoint")
     adapters = state.parts.get("lora")
     if keep_adapters and adapters is None:
         raise ConfigError(f"--keep-adapters is given, but {found} has no adapters: leave it out")
@@ -92,6 +95,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
         raise
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise ConfigError(f"{found} cannot be read ({one_line(error)})") from None
+    doing("writing the folder")
     if keep_adapters and extra is not None:
         extra.write_adapters(packed.inner, packed.state_dict(), model, out)
     else:

@@ -28,6 +28,7 @@ EXTRAS = {
     "router_loss": "what the loss is: besides, how evenly routers spread tokens over experts",
     "profile": "what is said of a step: a trace of a few of them",
     "trackers": "what is said of a step: TensorBoard, Weights & Biases",
+    "waiting": "what is said of a step: what comes before it, while nothing is printed",
     "work": "what is said of a step: its operations, and their balance over ranks",
     "compiled": "what is on the device: fused blocks",
     "dry_run.report": "what is on the device: a step of one rank, counted without any",

@@ -91,7 +91,7 @@ def pack(
         listener = ConsoleProgress() if progress else NoProgress()
         stack.callback(listener.close)
         if isinstance(listener, ConsoleProgress):
-            stack.enter_context(hear_of_compiling(listener.begin_compiling, listener.close))
+            stack.enter_context(hear_of_compiling(listener.begin_compiling, listener.end_compiling))
         where = choose_executor(
             executor, ray_address, num_cpus, listener, wait_minutes=wait_for_workers, skip_bad_nodes=skip_bad_nodes
         )

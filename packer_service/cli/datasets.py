@@ -15,10 +15,13 @@ from preshard.packer_service.cli.options import (
     say,
     say_json,
     say_model,
+    shown_progress,
 )
-from preshard.packer_service.runtime.progress import ConsoleProgress
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import join, split_query
+
+READING = "reading the dataset"
+"""Words for what comes before the first figure."""
 
 
 @click.command()
@@ -30,9 +33,10 @@ from preshard.schemas.files.filesystem import join, split_query
 )
 def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) -> None:
     """Check every rule of the format against the bytes of DATASET. Exit status 0 if it is sound, 1 if not."""
-    from preshard.packer_service.verify import verify_dataset
+    with shown_progress(READING) as progress:
+        from preshard.packer_service.verify import verify_dataset
 
-    verdict = verify_dataset(dataset, thorough=thorough, processes=num_cpus, progress=ConsoleProgress())
+        verdict = verify_dataset(dataset, thorough=thorough, processes=num_cpus, progress=progress)
     if as_json:
         say_json(verdict.as_json())
     else:
@@ -56,23 +60,26 @@ def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int
             raise ConfigError("report: --loss has no effect beside --against; leave it out")
         _compare(dataset, against, as_json, dp_sizes)
         return
-    from preshard.packer_service.report.dataset import REJECTS_FILE, report_dataset
+    with shown_progress(READING) as progress:
+        from preshard.packer_service.report.dataset import REJECTS_FILE, report_dataset
 
-    found = report_dataset(dataset, dp_sizes)
-    if loss:
-        from preshard.packer_service.job.preview.loss_tokens import count_loss_tokens
+        found = report_dataset(dataset, dp_sizes)
+        if loss:
+            from preshard.packer_service.job.preview.loss_tokens import count_loss_tokens
 
-        found = found.model_copy(update={"loss_tokens": count_loss_tokens(dataset)})
+            progress.doing("counting tokens under loss")
+            found = found.model_copy(update={"loss_tokens": count_loss_tokens(dataset)})
     print_figures(found, as_json, join(dataset, REJECTS_FILE))
 
 
 def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) -> None:
-    from preshard.packer_service.report.compare import compare_locations
-    from preshard.packer_service.report.console import print_comparison
-
     if dp_sizes:
         raise ConfigError("report: --dp has no effect beside --against; leave it out")
-    comparison = compare_locations(first, second)
+    with shown_progress("reading both datasets"):
+        from preshard.packer_service.report.compare import compare_locations
+        from preshard.packer_service.report.console import print_comparison
+
+        comparison = compare_locations(first, second)
     if as_json:
         say_model(comparison)
     else:
@@ -91,12 +98,13 @@ def advise(
     dataset: str, gpus: int, gpu: str, model: Path | None, assumed: tuple[str, ...], limit: int, as_json: bool
 ) -> None:
     """Say with which ring degree, layout and sizes DATASET trains fastest, and what that rests on."""
-    from preshard.packer_service.report.advice.console import print_advice
-    from preshard.packer_service.report.advice.dataset import advise_dataset
-    from preshard.packer_service.report.advice.question import make_question
+    with shown_progress(READING):
+        from preshard.packer_service.report.advice.console import print_advice
+        from preshard.packer_service.report.advice.dataset import advise_dataset
+        from preshard.packer_service.report.advice.question import make_question
 
-    question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu, limit=limit))
-    advice = advise_dataset(dataset, question, None if model is None else str(model))
+        question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu, limit=limit))
+        advice = advise_dataset(dataset, question, None if model is None else str(model))
     if as_json:
         say_model(advice)
     else:
@@ -122,7 +130,8 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
 
     If PRESHARD_TOKEN is set, requests for data must send it as a bearer token.
     """
-    from preshard.packer_service.http.serve import serve_folder
+    with shown_progress("starting the service"):
+        from preshard.packer_service.http.serve import serve_folder
 
     serve_folder(root, host, port, tokenizers=tokenizers, cache_bytes=cache_mib << 20)
 
@@ -131,9 +140,11 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
 @click.argument("dataset")
 def energon(dataset: str) -> None:
     """Write the files by which Megatron Energon opens DATASET, into its folder .nv-meta."""
-    from preshard.packer_service.publish.energon import write_energon
+    with shown_progress(READING):
+        from preshard.packer_service.publish.energon import write_energon
 
-    say(f"{dataset}: wrote {', '.join(write_energon(dataset))}")
+        written = write_energon(dataset)
+    say(f"{dataset}: wrote {', '.join(written)}")
 
 
 @click.command()
@@ -142,10 +153,12 @@ def energon(dataset: str) -> None:
 @click.option("--license", "license_name", metavar="ID", help="Its licence as the Hugging Face Hub names it.")
 def card(dataset: str, name: str | None, license_name: str | None) -> None:
     """Write a dataset card for the Hugging Face Hub (README.md) and croissant.json into the folder DATASET."""
-    from preshard.packer_service.publish.card import write_card
+    with shown_progress(READING):
+        from preshard.packer_service.publish.card import write_card
 
-    named = name or split_query(dataset)[0].rstrip("/").rpartition("/")[2]
-    say(f"{dataset}: wrote {', '.join(write_card(dataset, name=named, license_name=license_name))}")
+        named = name or split_query(dataset)[0].rstrip("/").rpartition("/")[2]
+        written = write_card(dataset, name=named, license_name=license_name)
+    say(f"{dataset}: wrote {', '.join(written)}")
 
 
 @click.command()
@@ -160,9 +173,10 @@ def card(dataset: str, name: str | None, license_name: str | None) -> None:
 @click.option("--replace", is_flag=True, help="Replace columns that were joined before.")
 def annotate(dataset: str, table: str, on: str, columns: tuple[str, ...], replace: bool) -> None:
     """Join columns of TABLE (Parquet, CSV, JSON Lines; one row a document) to DATASET, for --where of later packing."""
-    from preshard.packer_service.publish.annotate import annotate as join_columns
+    with shown_progress("reading the dataset and the table"):
+        from preshard.packer_service.publish.annotate import annotate as join_columns
 
-    joined = join_columns(dataset, table, on=on, columns=columns, replace=replace)
+        joined = join_columns(dataset, table, on=on, columns=columns, replace=replace)
     say(f"{dataset}: {', '.join(joined.columns)} of {joined.documents:,} of {joined.of_documents:,} documents")
     if joined.unknown:
         say(f"{joined.unknown:,} rows of {table} match no packed document")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -85,18 +85,25 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def shown_progress() -> Iterator[ConsoleProgress]:
-    """Progress that long work reports to; it also says when loops are compiled, which nothing else would for half a
-    minute.
-    """
-    from preshard.packer_service.numerics import hear_of_compiling
+def shown_progress(what: str) -> Iterator[ConsoleProgress]:
+    """Progress of a command, from before it imports what takes seconds.
 
-    with closing(ConsoleProgress()) as progress, hear_of_compiling(progress.begin_compiling, progress.close):
+    Args:
+        what: what it does first.
+    """
+    with closing(ConsoleProgress(what)) as progress:
         yield progress
 
 
+def hear_loops(progress: ConsoleProgress) -> AbstractContextManager[None]:
+    """Progress also says when loops are compiled, which nothing else would for half a minute."""
+    from preshard.packer_service.numerics import hear_of_compiling
+
+    return hear_of_compiling(progress.begin_compiling, progress.end_compiling)
+
+
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for where tasks run: the command gets ``run_tasks``, which gives its executor and progress."""
+    """Adds the options for where tasks run: the command gets ``run_tasks``, which opens the executor."""
 
     @wraps(command)
     def running(
@@ -108,9 +115,9 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **given: Any,
     ) -> Any:
         @contextmanager
-        def run_tasks() -> Iterator[tuple[Executor, ConsoleProgress]]:
+        def run_tasks(progress: ConsoleProgress) -> Iterator[Executor]:
             with (
-                shown_progress() as progress,
+                hear_loops(progress),
                 choose_executor(
                     executor,
                     ray_address,
@@ -120,7 +127,7 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
                     skip_bad_nodes=skip_bad_nodes,
                 ) as tasks,
             ):
-                yield tasks, progress
+                yield tasks
 
         return command(run_tasks=run_tasks, **given)
 

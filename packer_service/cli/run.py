@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from preshard.packer_service.cli.datasets import advise, annotate, card, energon, report, serve, verify
-from preshard.packer_service.cli.options import say
+from preshard.packer_service.cli.options import say, shown_progress
 from preshard.packer_service.cli.sources import pack, plan, show, suggest
 from preshard.packer_service.demo.families import FAMILIES
 from preshard.packer_service.runtime.interrupt import INTERRUPTED, Interrupted, exit_at_once, interruptible
@@ -39,9 +39,14 @@ def cli() -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 def demo_source(directory: Path) -> None:
     """Write a small real source to DIRECTORY: videos, photographs and text that installed packages carry."""
-    from preshard.packer_service.demo.source import write_demo_source
+    with shown_progress("reading the media of installed packages") as progress:
+        from preshard.packer_service.demo.source import write_demo_source
 
-    counts = write_demo_source(directory, log=lambda message: click.echo(message, err=True))
+        def log(message: str) -> None:
+            progress.doing(message)
+            click.echo(message, err=True)
+
+        counts = write_demo_source(directory, log=log)
     say(f"{directory}: " + ", ".join(f"{number} {what}" for what, number in counts.items()))
 
 
@@ -52,9 +57,10 @@ def demo_source(directory: Path) -> None:
 )
 def demo_model(directory: Path, family: str) -> None:
     """Write a model folder to DIR: a tiny model with Qwen's vocabulary, without weights."""
-    from preshard.packer_service.demo.model import write_model_folder
+    with shown_progress("reading the vocabulary"):
+        from preshard.packer_service.demo.model import write_model_folder
 
-    write_model_folder(directory, family)
+        write_model_folder(directory, family)
     say(f"{directory}: a tiny model of the family {family}; pack for it with --set model={directory}")
 
 

@@ -14,6 +14,7 @@ from preshard.packer_service.cli.options import (
     device_options,
     dp_option,
     executor_options,
+    hear_loops,
     json_option,
     make_devices,
     print_figures,
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 TOO_MANY_REJECTS = 3
 """Exit status of ``pack`` when the dataset is whole and more rows were rejected than ``--max-rejects`` allows."""
 
-RunTasks = Callable[[], AbstractContextManager[tuple[Executor, ConsoleProgress]]]
+READING = "reading the sources and the model"
+"""Words for what comes before the first row is measured."""
+
+RunTasks = Callable[[ConsoleProgress], AbstractContextManager[Executor]]
 sources_argument = click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 
 
@@ -70,22 +74,25 @@ def pack(
     Exit status 3: the dataset is whole, and more than --max-rejects of the rows were rejected, or an unknown number
     was lost.
     """
-    job = _resolved(sources, _configured(sources, asked), asked)
-    from preshard.packer_service.job.pack import run
+    with shown_progress(READING) as progress:
+        job = _resolved(sources, _configured(sources, asked), asked)
+        from preshard.packer_service.job.pack import run
 
-    with run_tasks() as (tasks, progress):
-        outcome = run(job, out, tasks, progress)
-    counts = outcome.manifest.counts
-    if outcome.already_done:
-        whole = f"{several(counts.packs, 'pack')}, {several(outcome.n_shards, 'shard')}"
-        say(f"{out}: already packed ({whole}); nothing done")
-    else:
-        seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in outcome.seconds.items())
-        say(
-            f"{out}: {several(counts.documents, 'document')} in {several(counts.packs, 'pack')} and "
-            f"{several(outcome.n_shards, 'shard')}, {counts.rejected:,} rejected ({seconds})"
-        )
-    return _say_lost(out, outcome.manifest, max_rejects, allow_lost_files=allow_lost_files)
+        with run_tasks(progress) as tasks:
+            outcome = run(job, out, tasks, progress)
+        counts = outcome.manifest.counts
+        if outcome.already_done:
+            whole = f"{several(counts.packs, 'pack')}, {several(outcome.n_shards, 'shard')}"
+            say(f"{out}: already packed ({whole}); nothing done")
+        else:
+            laps = outcome.seconds.items()
+            seconds = ", ".join(f"{name.removesuffix('_seconds')} {value:.1f} s" for name, value in laps)
+            say(
+                f"{out}: {several(counts.documents, 'document')} in {several(counts.packs, 'pack')} and "
+                f"{several(outcome.n_shards, 'shard')}, {counts.rejected:,} rejected ({seconds})"
+            )
+        progress.doing("reading why packs are not fuller, and rows were rejected")
+        return _say_lost(out, outcome.manifest, max_rejects, allow_lost_files=allow_lost_files)
 
 
 @click.command()
@@ -122,18 +129,19 @@ def plan(
         given = {"where": config.where is not None, "duplicates": config.duplicates.is_asked}
         for name in (name for name, is_asked in given.items() if is_asked):
             raise ConfigError(f"{name} applies to rows of SOURCE, not to --lengths: filter that table before")
-        with shown_progress() as progress:
+        with shown_progress("reading the lengths") as progress, hear_loops(progress):
             figures = plan_lengths(lengths, config, progress, dp_sizes, export=export)
         print_figures(figures, as_json)
         return
-    from preshard.packer_service.api.pack import require_documents
-    from preshard.packer_service.job.preview.source import plan_sources, plan_tables
+    with shown_progress(READING) as progress:
+        from preshard.packer_service.api.pack import require_documents
+        from preshard.packer_service.job.preview.source import plan_sources, plan_tables
 
-    job = _resolved(sources, config, asked)
-    with run_tasks() as (tasks, progress):
-        report = plan_tables(job, progress, dp_sizes, export=export)
-        if report is None:
-            report = plan_sources(job, tasks, progress, dp_sizes, export=export)
+        job = _resolved(sources, config, asked)
+        with run_tasks(progress) as tasks:
+            report = plan_tables(job, progress, dp_sizes, export=export)
+            if report is None:
+                report = plan_sources(job, tasks, progress, dp_sizes, export=export)
     print_figures(report, as_json)
     require_documents("plan", report.documents, report.source_documents)
 
@@ -146,12 +154,13 @@ def plan(
 @source_options
 def show(sources: tuple[str, ...], row: str | None, doc_id: str | None, as_json: bool, asked: SourceOptions) -> None:
     """Print one document of SOURCE as it would be packed: what carries loss, images and frames in place."""
-    from preshard.packer_service.job.preview.show import show_document
-    from preshard.packer_service.report.document import print_document
-
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
-    document = show_document(sources, asked.config(), row=row, doc_id=doc_id, media=asked.media(sources))
+    with shown_progress("reading the row and the model"):
+        from preshard.packer_service.job.preview.show import show_document
+        from preshard.packer_service.report.document import print_document
+
+        document = show_document(sources, asked.config(), row=row, doc_id=doc_id, media=asked.media(sources))
     if as_json:
         say_model(document)
     else:
@@ -183,15 +192,17 @@ def suggest(
 
     Keys that --config and --set give stay as they are.
     """
-    from preshard.packer_service.job.preview.suggest import suggest as suggest_for
-    from preshard.packer_service.report.advice.question import make_question
+    with shown_progress(READING) as progress:
+        from preshard.packer_service.report.advice.question import make_question
 
-    question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu))
-    config = asked.config()
-    if config.model is None:
-        raise ConfigError("suggest: give --model DIR, the folder of the model that will train")
-    with shown_progress() as progress:
-        found = suggest_for(sources, config, question, progress, rows=rows, media=asked.media(sources))
+        question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu))
+        config = asked.config()
+        if config.model is None:
+            raise ConfigError("suggest: give --model DIR, the folder of the model that will train")
+        from preshard.packer_service.job.preview.suggest import suggest as suggest_for
+
+        with hear_loops(progress):
+            found = suggest_for(sources, config, question, progress, rows=rows, media=asked.media(sources))
     if out is None:
         say(found.removesuffix("\n"))
         return

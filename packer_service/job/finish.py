@@ -182,6 +182,7 @@ def _join(folder: Folder, groups: Sequence[int], n_shards: int, executor: Execut
     few = len(groups) <= FEW_GROUPS
     join = partial(join_group, n_shards=n_shards, out=folder.location)
     seconds = [0.0] * len(groups)
+    progress.doing("joining the records of shards into tables")
     for done, (group, of_group) in enumerate((PlainExecutor() if few else executor).run(join, groups), start=1):
         seconds[group] = of_group
         if not few:

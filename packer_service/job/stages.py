@@ -130,6 +130,7 @@ class Stages:
     def _run(self, what: str, function: Callable[[Any], T], items: Sequence[Any]) -> Iterator[tuple[int, T]]:
         """Runs tasks that keep their results themselves, reports their progress, and yields what each counted."""
         amounts: Counter[str] = Counter()
+        self.progress.doing(f"{what}: 0 of {len(items)}")
         if len(items) and isinstance(self.executor, OnNodes):  # whose first result may take minutes
             self.progress.note(f"{what}: 0 of {len(items)}")
         for done, (number, result) in enumerate(self.executor.run(function, items), start=1):

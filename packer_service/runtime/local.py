@@ -223,6 +223,7 @@ class _RayOnUse:
         if not items:
             return
         if self.executor is None:
+            self.progress.doing("starting Ray")
             self.progress.note("starting Ray")
             # a thread that outlives the job for a moment must not start another Ray
             os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
@@ -231,4 +232,5 @@ class _RayOnUse:
 
             nodes = Nodes(note=self.progress.note, make_proof=self.make_proof, **self.asked)
             self.executor = self.stack.enter_context(ray_cluster(self.address, self.num_cpus, nodes))
+            self.progress.doing("waiting for the first task")
         yield from self.executor.run(function, items)

@@ -6,12 +6,10 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from preshard.schemas.files.printed import shown
-
-if TYPE_CHECKING:
-    from rich.status import Status
+from preshard.waiting import Waiting
 
 RATED = ("crops", "bytes")
 """Amounts whose speed is shown; the others are only counted."""
@@ -19,7 +17,7 @@ RATED = ("crops", "bytes")
 LOG_SECONDS, TERMINAL_SECONDS = 5.0, 0.2
 """Time between two lines of a phase in a log, and between two changes of a terminal's moving line."""
 
-COMPILING = "compiling loops for this machine: half a minute, once; later runs take them from its cache"
+COMPILING = "compiling loops for this machine, once: some half a minute in all"
 
 LEAST_SECONDS = 0.1
 """Shorter phases have no speed worth showing."""
@@ -27,6 +25,8 @@ LEAST_SECONDS = 0.1
 
 class Progress(Protocol):
     """Receives what is being done."""
+
+    def doing(self, what: str) -> None: ...
 
     def note(self, message: str) -> None: ...
 
@@ -36,6 +36,8 @@ class Progress(Protocol):
 
 class NoProgress:
     """Says nothing."""
+
+    def doing(self, what: str) -> None: ...
 
     def note(self, message: str) -> None: ...
 
@@ -54,61 +56,55 @@ class _Phase:
 
 
 class ConsoleProgress:
-    """Shows on standard error what is being done: a line every few seconds in a log, one moving line on a terminal."""
+    """Shows on standard error what is being done: a line every few seconds in a log, one moving line on a terminal.
 
-    def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
-        self.started = time.monotonic()
+    Args:
+        what: what is done at first.
+    """
+
+    def __init__(self, what: str = "") -> None:
+        self.waiting = Waiting(what)
+        self.what = what
         self.phases: dict[str, _Phase] = {}
-        self.moving: Status | None = None
         self.said_compiling = False
 
+    def doing(self, what: str) -> None:
+        """Begins a phase that may pass without a step for some time."""
+        self.what, self.said_compiling = what, False
+        self.waiting.doing(what)
+
     def note(self, message: str) -> None:
-        line = self._stamp(shown(message))
-        if self.moving is not None:
-            self.moving.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        self.waiting.said.add(message)
+        print(self.waiting.stamped(shown(message)), file=sys.stderr, flush=True)
 
     def step(self, what: str, done: int, total: int, amounts: Mapping[str, int] | None = None) -> None:
         now = time.monotonic()
         phase = self.phases.setdefault(what, _Phase(began=now, done_before=done, shown=float("-inf")))
-        if done < total and now - phase.shown < (TERMINAL_SECONDS if self.terminal else LOG_SECONDS):
+        if done < total and now - phase.shown < (TERMINAL_SECONDS if self.waiting.is_terminal else LOG_SECONDS):
             return
         phase.shown = now
         line = progress_line(what, done, total, amounts or {}, now - phase.began, done - phase.done_before)
-        if done >= total or not self.terminal:
-            self.close()
+        if done >= total:
+            self.doing("")
+        if done >= total or not self.waiting.is_terminal:
             self.note(line)
         else:
-            self._move(line)
+            self.what = shown(line)
+            self.waiting.doing(self.what)
 
     def begin_compiling(self) -> None:
-        """Says why nothing else moves: in a log once, on a terminal for as long as it takes."""
-        if self.terminal:
-            self._move(COMPILING)
-        elif not self.said_compiling:
-            self.said_compiling = True
+        """Says why nothing else moves: in a log once in a phase, on a terminal for as long as it takes."""
+        if not self.waiting.is_terminal and not self.said_compiling:
             self.note(COMPILING)
+        self.said_compiling = True
+        self.waiting.doing(COMPILING if self.waiting.is_terminal else "")
+
+    def end_compiling(self) -> None:
+        self.waiting.doing(self.what)
 
     def close(self) -> None:
         """Removes the moving line and leaves the terminal as it was."""
-        if self.moving is not None:
-            self.moving.stop()
-            self.moving = None
-
-    def _move(self, line: str) -> None:
-        from rich.console import Console
-        from rich.text import Text
-
-        text = Text(self._stamp(line))
-        if self.moving is None:
-            self.moving = Console(stderr=True).status(text)
-            self.moving.start()
-        self.moving.update(text)
-
-    def _stamp(self, message: str) -> str:
-        return f"[{time.monotonic() - self.started:6.1f} s] {message}"
+        self.waiting.close()
 
 
 def progress_line(

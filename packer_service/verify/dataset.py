@@ -170,6 +170,7 @@ class _Dataset:
         order = MeasureOrder.of(self.config, n_packs)
         reader = MeasuresReader(self.folder, self.faults, self.manifest.table(MEASURES_FILE), order)
         tasks = self._tasks(reader, len(order.groups), independent)
+        progress.doing(f"verified shards: 0 of {total}")
         for done, verdict in enumerate(_run(tasks, min(processes, total)), start=1):
             self.faults.merge(verdict.faults)
             self.checked.update(verdict.checked)

@@ -79,6 +79,8 @@ def test_a_document_that_was_lost_in_writing_leaves_a_sound_dataset(
     class BreakingProgress:
         """Damages two images after they were measured, as a failing disk would."""
 
+        def doing(self, what: str) -> None: ...
+
         def note(self, message: str) -> None:
             if message.startswith("planned"):
                 Image.new("RGB", (3, 3)).save(source / "1.png")

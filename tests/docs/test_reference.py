@@ -9,7 +9,7 @@ from pathlib import Path
 import preshard
 
 ROOT = Path(__file__).parents[2]
-PRIVATE = {"__init__", "__main__", "extras"}
+PRIVATE = {"__init__", "__main__", "extras", "waiting"}
 """Files of ``preshard`` that are no public module."""
 
 ROW = r"^\| `preshard\.(\w+)` \| ([^:;|]+)"

@@ -62,7 +62,7 @@ def test_a_command_without_its_extra_says_what_to_install(
     done = bare(*arguments, program="preshard")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
     assert done.stderr.endswith(f"which is not installed: pip install 'preshard[{extra}]'\n")
 
 
@@ -72,5 +72,5 @@ def test_the_trainer_without_its_extra_says_what_to_install(bare: Environment, m
     done = bare("-m", module, "--help")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
     assert done.stderr.endswith("which is not installed: pip install 'preshard[train]'\n")

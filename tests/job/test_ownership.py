@@ -25,6 +25,8 @@ RECORD = {"version": "1", "config": {"seq_len": 8, "vision": {"side": 4}}, "file
 class Notes(list[str]):
     """A progress that remembers its notes."""
 
+    def doing(self, what: str) -> None: ...
+
     def note(self, message: str) -> None:
         self.append(message)
 

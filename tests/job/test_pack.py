@@ -109,6 +109,8 @@ class StopsWhenAllIsWritten:
     def __init__(self, error: type[Exception]) -> None:
         self.error = error
 
+    def doing(self, what: str) -> None: ...
+
     def note(self, message: str) -> None: ...
 
     def step(self, what: str, done: int, total: int, amounts: object = None) -> None:  # noqa: ARG002

@@ -94,7 +94,7 @@ def test_a_store_that_does_not_answer_is_one_line(silent: Silent, tmp_path: Path
     """Fails when a command waits for ever for its first answer, or for threads that still wait when it ends."""
     run = (
         "from preshard.packer_service.shards import store; from preshard.packer_service.cli import main\n"
-        "store.ANSWER_SECONDS = 0.5\n"
+        "from preshard import waiting; waiting.QUIET_SECONDS[False] = float('inf'); store.ANSWER_SECONDS = 0.5\n"
         f"main({[{'URI': uris(silent.address)[0], 'OUT': f'{tmp_path}/out'}.get(word, word) for word in words]!r})"
     )
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=LONG, check=False)

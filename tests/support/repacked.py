@@ -34,6 +34,8 @@ class Listener:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
+    def doing(self, what: str) -> None: ...
+
     def note(self, message: str) -> None:
         self.notes.append(message)
 

@@ -96,6 +96,7 @@ def start(arguments: Sequence[str] | None = None) -> tuple[Job, Processes]:
     config, problem = _attempt(lambda: _parse(arguments))
     if config is not None and config.dry_run:
         _dry_run(config)
+    load_extra("waiting").doing("opening the dataset and the model's configuration")
     here, missing = _attempt(lambda: start_processes(config.device if config is not None else "cpu"))
     # even without the requested device, the ranks must learn of each other's problems
     here = here or joined()

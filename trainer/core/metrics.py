@@ -189,6 +189,7 @@ class Reporter:
         for name, fault in job.damaged.items():
             self._say(f"the checkpoint {name} is damaged, and passed over ({fault})")
         self._say(describe_start(job, here.world_size))
+        load_extra("waiting").doing("loading the model, and making the first step")
         if self._speaks and config.metrics is not None:
             self._writers.append(MetricsFile(config.metrics, after=after))
         if self._speaks and config.report_to:
@@ -201,6 +202,7 @@ class Reporter:
         is_due = figures.step % config.log_every == 0 or figures.step in (1, config.steps)
         if self._speaks and (is_due or figures.eval_loss is not None):
             click.echo(describe_step(figures))
+        load_extra("waiting").doing("training" if figures.step < config.steps else "saving")
 
     def __enter__(self) -> Reporter:
         return self

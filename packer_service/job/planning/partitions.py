@@ -238,6 +238,7 @@ class PartitionPlanner:
         """Runs tasks, in this process where they are few: a cluster takes longer to start than they do."""
         amounts: Counter[str] = Counter()
         executor = PlainExecutor() if few else self.executor
+        self.progress.doing("planning" if few else f"{what}: 0 of {len(items)}")
         for done, (_, result) in enumerate(executor.run(function, items), start=1):
             amounts.update(result.amounts)
             if not few:

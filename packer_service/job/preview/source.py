@@ -84,6 +84,7 @@ def plan_sources(
         if export is not None:
             export_plan(planned, export)
         shards = planned.shards(1)
+        progress.doing("solving layouts of some packs")
         tasks = [
             (pack, *read_shard(shards[pack], planned.folder, planned.files, planned.sources))
             for pack in sampled_packs(planned.n_packs)
@@ -97,6 +98,7 @@ def _measure(
 ) -> dict[int, KeptFragment]:
     """Measures every fragment, and keeps the tables that tasks return: they need not run on this machine."""
     kept, amounts = dict[int, KeptFragment](), Counter[str]()
+    progress.doing(f"measured fragments: 0 of {len(fragments)}")
     for done, (index, found) in enumerate(executor.run(partial(measure_fragment, config=config), fragments), start=1):
         counts = keep_measured(work, index, found, 0.0)
         kept[index] = counts.kept

@@ -107,9 +107,11 @@ def suggest(
     given = "fps" in config.video.model_fields_set or not with_video
     found, known = dict[float, list[RenderedDocument | DocumentError]](), None
     for rate in (config.video.fps,) if given else RATES:
+        progress.doing("measuring the drawn rows")
         video = config.video.model_copy(update={"fps": rate})
         known = found[rate] = _rendered(drawn.rows, config.model_copy(update={"video": video}), known)
         progress.note(f"measured them at {rate:g} fps" if with_video else "measured them")
+    progress.doing("comparing lengths, splits and rates")
     rejected = {rate: _rejected(of_rate) for rate, of_rate in found.items()}
     if any(sum(codes.values()) == len(drawn.rows) for codes in rejected.values()):
         codes = next(iter(rejected.values()))

@@ -9,12 +9,14 @@ from preshard.schemas.model.memory import USABLE
 from preshard.trainer.core.config import TrainConfig
 from preshard.trainer.extra.dry_run.run import DryRun, dry_run
 from preshard.trainer.extra.memory_check import GIB
+from preshard.trainer.extra.waiting import doing
 
 CLASSES = {"products": "products with weights", "attention": "attention", "other": "everything else"}
 
 
 def report(config: TrainConfig) -> list[str]:
     """Counts a step of one rank and says what it found."""
+    doing("counting a step of one rank on tensors without contents")
     return describe(dry_run(config))
 
 
