@@ -20,7 +20,7 @@ from preshard.schemas.errors import (
     SampleHeadInvalid,
     SequenceInvalid,
 )
-from preshard.schemas.header import DocumentSpan, decode_header, read_member
+from preshard.schemas.header import DocumentSpan, decode_header, most_pixels, read_member
 from preshard.schemas.members import HEADER_MEMBERS, crc32c, sample_key
 
 
@@ -120,3 +120,10 @@ def test_rows_of_units_are_those_that_are_pooled(header: bytes, row: dict[str, A
     forged = b"".join(tar_member(f"{sample_key(1)}.{name}", data) for name, data in members.items())
     with pytest.raises(SampleHeadInvalid, match="rows of units differ from cum_token_pooling_bounds"):
         decode_header(forged, 1, crc32c(members["json"]), tiny_config, axes=1, where="pack")
+
+
+@pytest.mark.parametrize(("max_images", "crops"), [(None, 1024), (5, 5), (5000, 1024)])
+def test_pixels_are_bounded_by_crops(max_images: int | None, crops: int) -> None:
+    """Fails when a header may announce more crops than a pack can hold."""
+    config = PackConfig(seq_len=1024, max_images=max_images)
+    assert most_pixels(config, None) == crops * config.vision.image_size**2
