@@ -17,10 +17,11 @@ import io
 import os
 import posixpath
 import shlex
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import BinaryIO, NamedTuple, cast
@@ -305,6 +306,10 @@ def open_media(medium: Medium, base: MediaReach) -> Iterator[MediaFile]:
             if (found := found_below(base.others[-1] if base.others else base.folder, medium.uri)) is not None:
                 seen = f"which is {_quoted(found)} seen from {base.file}"
                 reason += f"; found {join(found, medium.uri)}: add --media-root FOLDER, {seen}"
+            else:
+                reason += spelled_otherwise((base.folder, *base.others), medium.uri)
+        elif error.errno == errno.EISDIR and medium.kind == "video":
+            reason += "; name its frames in the column frames, with their rate in fps"
         raise _missing(medium.label, reason) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         reason = "cannot be opened; legal are local paths, file://, s3:// and whatever else pyarrow.fs opens"
@@ -355,6 +360,45 @@ def found_below(folder: str, uri: str) -> str | None:
         if whole.endswith(f"/{path}"):
             return whole[: -len(path) - 1]
     return None
+
+
+_SPELLINGS: dict[str, Callable[[str], str]] = {
+    "in another Unicode form": partial(unicodedata.normalize, "NFC"),
+    "in other capitals": str.casefold,
+    "with / in place of \\": lambda path: path.replace("\\", "/"),
+    "without percent-encoding": unquote,
+    "without white space around it": str.strip,
+}
+"""Ways in which a reference may differ from the name that was meant, each with what makes both equal."""
+
+
+def _spelled(path: str) -> str:
+    for made_equal in reversed(_SPELLINGS.values()):
+        path = made_equal(path)
+    return path
+
+
+@lru_cache(maxsize=4)
+def _spellings_below(folder: str) -> dict[str, str]:
+    """The files below a local folder, by their paths without what makes spellings differ."""
+    found = (posixpath.join(place, name) for name, places in _names_below(folder).items() for place in places)
+    return {_spelled(path): path for path in sorted(found, reverse=True)}
+
+
+def spelled_otherwise(folders: Sequence[str], uri: str) -> str:
+    """Words on the file that a relative reference would name if it were spelled as the file is; none if there is none.
+
+    Args:
+        folders: those in which nothing has its name.
+        uri: the reference.
+    """
+    path = posixpath.normpath(uri)
+    for folder in folders:
+        found = None if is_uri(folder) else _spellings_below(folder).get(_spelled(path))
+        if found is not None and found != path:
+            how = [words for words, made_equal in _SPELLINGS.items() if made_equal(path) == made_equal(found)]
+            return f"; found {found}, {how[0] if how else 'spelled otherwise'}: write it as the file is named"
+    return ""
 
 
 def _open_first(locations: Sequence[str]) -> tuple[BinaryIO, int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from preshard.packer_service.ingest.media.reach import found_below, is_absolute
+from preshard.packer_service.ingest.media.reach import found_below, is_absolute, spelled_otherwise
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described, encoding, stand_in
 from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
 from preshard.packer_service.ingest.source.containers.compressed import head, spooled
@@ -236,7 +236,8 @@ def missing_of(file: SourceFile, named: Sequence[str], typed: Mapping[str, str])
             )
     one = "the image or video" if len(named) == 1 else f"none of the {len(named)} images and videos"
     is_there = "is not there" if len(named) == 1 else "is there"
-    return f"{file.label}: {one} of its first rows {is_there}, such as {named[0]}: no such file in {where}"
+    why = f"no such file in {where}{spelled_otherwise((file.media.folder, *file.media.others), named[0])}"
+    return f"{file.label}: {one} of its first rows {is_there}, such as {named[0]}: {why}"
 
 
 def _root(file: SourceFile, inside: str) -> str:

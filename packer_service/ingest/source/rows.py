@@ -129,7 +129,7 @@ def unused_columns(row: dict[str, Any], form: Form, config: PackConfig) -> list[
 def _check_identity(row: dict[str, Any]) -> None:
     given_id = row.get("id")
     if given_id is not None and not _is_name(id_text(given_id)):
-        bad(f"id is {shown_id(given_id)}, not a string of Unicode text of at most {MAX_NAME} characters, or a number")
+        bad(f"id is {shown_id(given_id)}, not a string of Unicode text of at most {MAX_NAME} characters, or an integer")
     source = row.get("source")
     if source is not None and not _is_name(source):
         bad(f"source is {shown(source)}, not a string of Unicode text of at most {MAX_NAME} characters")

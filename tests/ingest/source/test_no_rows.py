@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from preshard.packer_service.ingest.source.forms.fields import parsed_json
 from preshard.packer_service.ingest.source.listing import list_sources
-from preshard.schemas.errors import ConfigError
+from preshard.schemas.errors import ConfigError, DocumentError
 
 ROW = {"question": "Why?", "answer": "So."}
 OTHER = {"file_name": "a.jpg"}
@@ -111,3 +112,9 @@ def test_the_nearest_form_is_named(row: dict[str, Any], expected: str, tmp_path:
     """Fails when a message names a form that reads fewer of the columns, or does not say how to reach it."""
     (tmp_path / "a.jsonl").write_text(json.dumps(row), encoding="utf-8")
     assert expected in refused(tmp_path)
+
+
+def test_a_list_that_python_printed_is_told() -> None:
+    """Fails when what pandas writes for a list in CSV is called broken, and not what it is."""
+    with pytest.raises(DocumentError, match=r"not JSON but how Python prints a value; write it by json\.dumps"):
+        parsed_json(str([{"from": "human", "value": "Why?"}]), "conversations")

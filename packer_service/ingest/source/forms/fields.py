@@ -153,7 +153,9 @@ def parsed_json(value: Any, where: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        bad(f"{where} is {shown(value)}, which is not JSON")
+        is_python = value.lstrip("[{ ").startswith("'")
+        remedy = " but how Python prints a value; write it by json.dumps" if is_python else ""
+        bad(f"{where} is {shown(value)}, which is not JSON{remedy}")
 
 
 def json_or_text(value: Any, where: str) -> Any:

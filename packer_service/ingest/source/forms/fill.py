@@ -143,7 +143,10 @@ class Supply:
             if given != places:
                 mark = f"{PLACEHOLDERS[kind]} or parts of type {kind} without a file"
                 verb, noun = "hold" if " and " in name else "holds", "place" if places == 1 else "places"
-                bad(f"{name} {verb} {given}, but the row has {places} {noun} for them ({mark}); give as many")
+                remedy = "give as many"
+                if kind == "video" and places == 1:
+                    remedy += ", or name the frames of one video in the column frames, with their rate in fps"
+                bad(f"{name} {verb} {given}, but the row has {places} {noun} for them ({mark}); {remedy}")
 
     def into_messages(self, messages: Sequence[Message], where: str) -> tuple[Message, ...]:
         """The messages with their places filled. Content that shows media is a list of parts for a chat template."""

@@ -180,6 +180,8 @@ def reference(value: Any, kind: MediumKind, where: str) -> Medium:
         value = inner.get("path")
     if isinstance(value, bytes):
         return Medium(kind=kind, data=value)
+    if value == "" or isinstance(value, float):
+        bad(f"{where} is {shown(value)}, not a file; where there is none, leave it out or write null")
     uri = string(value, where)
     if (given := split_data_uri(uri)) is not None:
         return Medium(kind=kind, data=_of_data_uri(uri, *given, kind, where))
