@@ -181,7 +181,8 @@ def segment_edges(
     if (wrong := np.flatnonzero(before > after)).size:
         at = int(wrong[0])
         raise LayoutError(f"a document that ends at token {before[at]} reaches past {after[at]}, where the next begins")
-    return np.unique(np.concatenate([first, last, [0, seq_len]]))
+    edges = np.concatenate([[0], np.stack([first, last], axis=1).reshape(-1), [seq_len]])
+    return edges[np.diff(edges, prepend=-1) > 0]  # in order as they are: np.unique imports masked arrays, for 12 ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.extra import range_cache
 from preshard.trainer.extra.range_cache import HEAD, RangeCache, read_size
+from preshard.trainer.extra.store import read_ahead
 
 SPLIT: dict[str, Any] = {"ring_degree": 2, "cp_rank": 1, "layout": "balanced_ring"}
 LIMIT = "64MB"
@@ -82,6 +84,21 @@ def test_an_epoch_from_a_store_that_fails_has_every_pack(
     assert set(plan.planted) == set(FAULTS)
     assert sum(batch.reads["retries"] for batch in found) > len(plan.planted) // 2
     assert all(batch.reads["fetched_bytes"] >= batch.bytes_read for batch in found)
+
+
+def test_the_first_pack_is_read_alone() -> None:
+    """Fails when packs that are read ahead take turns with the one that the loop waits for, or come out of order."""
+    others = threading.Event()
+
+    def first() -> bool:
+        return others.wait(0.2)
+
+    def other(number: int) -> int:
+        others.set()
+        return number
+
+    calls = [(number, partial(other, number) if number else first) for number in range(5)]
+    assert list(read_ahead(iter(calls), 2)) == [(0, False), (1, 1), (2, 2), (3, 3), (4, 4)]
 
 
 def test_a_store_that_never_answers_ends_with_its_last_error(

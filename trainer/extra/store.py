@@ -337,10 +337,16 @@ def open_store(
 
 
 def read_ahead(calls: Iterator[tuple[Step, Callable[[], Read]]], number: int) -> Iterator[tuple[Step, Read]]:
-    """Results of calls in their order, of which so many are made ahead, in threads. Each error comes in its turn."""
-    begun: deque[tuple[Step, Future[Read]]] = deque()
+    """Results of calls in their order, of which so many are made ahead, in threads. Each error comes in its turn.
+
+    The first is made alone: whoever waits for it needs none of the others yet, which would take turns with it.
+    """
+    begun, is_first = deque[tuple[Step, Future[Read]]](), True
     for step, call in calls:
         begun.append((step, start(call)))
+        if is_first:
+            begun[0][1].exception()  # waits for it; it is raised below
+            is_first = False
         if len(begun) > number:
             first, found = begun.popleft()
             yield first, found.result()
