@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from preshard.schemas.files.validation import first_violation
-from preshard.schemas.model.families import FAMILIES, INPUTS
+from preshard.schemas.model.families import TILES
 
 FORMAT_VERSION = 3
 PACK_AGAIN = "pack its sources again: preshard pack SOURCE --out NEW_DATASET"
@@ -146,7 +146,7 @@ Side = Annotated[int, Field(ge=1, lt=2**31)]
 """A size that something is divided by."""
 
 
-class VisionEncoder(BaseModel):
+class VisionEncoder(StrictRecord):
     """Dimensions of a vision encoder: from them follow the patches and the load of every unit.
 
     Attributes:
@@ -162,9 +162,8 @@ class VisionEncoder(BaseModel):
         row_inputs: width of what the two layers take that make a row of patches.
         row_hidden: width between them.
         row_outputs: width of what they give.
+        key_size: width of the keys, and of the values, where several heads share them; else that of the hidden states.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     patch_size: Annotated[list[Side], Field(min_length=2, max_length=2)]
     temporal_patch_size: Side
@@ -178,6 +177,7 @@ class VisionEncoder(BaseModel):
     row_inputs: Size
     row_hidden: Size
     row_outputs: Size
+    key_size: Size | None = None
 
 
 def encoder_of(settings: Mapping[str, Any]) -> VisionEncoder | None:
@@ -229,7 +229,7 @@ class ModelEntry(StrictRecord):
         model_type: as in the folder's ``config.json``; names the family.
         files: SHA-256 of each file of the folder that decided something, by name.
         axes: axes of ``position_ids``: 1, or 3 for time, height and width.
-        merge: patches along one side of the square that one row stands for, where there are three axes.
+        merge: patches along one side of the square that one row stands for, where units are grids.
         row_ids: ids of the tokens that rows fill.
         group_ids: ids of the tokens that see each other in both directions inside a document; empty for a causal model.
         bidirectional: instead, ``within_image`` where the rows of each unit see each other; left out where not.
@@ -256,8 +256,12 @@ class ModelEntry(StrictRecord):
     @property
     def shares_crops(self) -> bool:
         """Whether a unit's crops do not see each other before the language model: its tiles are encoded one by one."""
-        name = INPUTS.get(str(self.settings.get("inputs")))
-        return name is not None and FAMILIES[name].tiles == "thumbnail"
+        return TILES.get(str(self.settings.get("inputs"))) == "thumbnail"
+
+    @property
+    def has_grids(self) -> bool:
+        """Whether each unit is a grid, of which a square of :attr:`merge` patches a side is a row."""
+        return TILES.get(str(self.settings.get("inputs")), "") is None
 
     @field_validator("settings")
     @classmethod

@@ -17,7 +17,7 @@ def qwen_encoder(vision: Settings) -> VisionEncoder:
     merged = vision["hidden_size"] * vision["spatial_merge_size"] ** 2
     has_windows = "window_size" in vision
     full = len(vision["fullatt_block_indexes"]) if has_windows else vision["depth"]
-    mergers = 1 + len(vision.get("deepstack_visual_indexes", ()))
+    mergers, keys = 1 + len(vision.get("deepstack_visual_indexes", ())), vision.get("num_key_value_heads")
     return VisionEncoder(
         patch_size=[patch, patch],
         temporal_patch_size=together,
@@ -31,6 +31,7 @@ def qwen_encoder(vision: Settings) -> VisionEncoder:
         row_inputs=mergers * merged,
         row_hidden=merged,
         row_outputs=mergers * vision["out_hidden_size"],
+        key_size=keys and vision["hidden_size"] // vision["num_heads"] * keys,
     )
 
 
@@ -213,7 +214,7 @@ def _of_gemma(mlp_matrices: int) -> Callable[[Settings], VisionEncoder]:
 
 ENCODERS: dict[str, Callable[[Settings], VisionEncoder]] = {
     **dict.fromkeys(
-        ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        ("qwen2_5_vl", "exaone4_5", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
         lambda config: qwen_encoder(config["vision_config"]),
     ),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), lambda config: glm_encoder(config["vision_config"])),

@@ -21,6 +21,7 @@ HEAD: Option = (
     "take a model without",
 )
 BIDIRECTIONAL: Option = ((None, False), "while packs of text are causal", "take a causal model")
+LAST_LAYER: Option = ((None, -1), "while features are those of the encoder's last layer", HEAD[2])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,9 @@ class FamilyFacts:
         file: name of its files.
         inputs: form in which its encoder takes pictures, under ``inputs`` in a manifest's settings.
         text: its language models; the first is the one that has no other name.
-        tiles: where positions have one axis, how rows follow from stored pictures: ``whole`` pictures, tiles with a
-            ``thumbnail`` behind them, or ``overlapping`` tiles behind the whole.
+        tiles: how rows follow from stored pictures: ``whole`` pictures, tiles with a ``thumbnail`` behind them, or
+            ``overlapping`` tiles behind the whole. None where each unit is a grid, and a square of its patches a row.
+        axes: axes of positions where units are grids; else there is one.
         options: as those of a language model, of the whole model.
         since: the first version of ``transformers`` in which it trains.
     """
@@ -41,6 +43,7 @@ class FamilyFacts:
     inputs: str
     text: tuple[str, ...]
     tiles: Literal["whole", "thumbnail", "overlapping"] | None = None
+    axes: Literal[1, 3] = 3
     options: Mapping[str, Option] = field(default_factory=dict)
     since: Version = (5, 0)
 
@@ -51,6 +54,7 @@ FAMILIES: dict[str, FamilyFacts] = {
     "qwen3_5": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen3_5_text",), since=(5, 23)),
     "qwen3_5_moe": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen3_5_moe_text",), since=(5, 23)),
     "qwen2_5_vl": FamilyFacts(file="qwen", inputs="qwen_vl", text=("qwen2_5_vl_text",)),
+    "exaone4_5": FamilyFacts(file="qwen", inputs="qwen_vl", text=("exaone4", "exaone4_5_text"), axes=1, since=(5, 23)),
     "molmo2": FamilyFacts(file="molmo2", inputs="molmo2", text=("molmo2_text",), tiles="overlapping", since=(5, 20)),
     "internvl": FamilyFacts(
         file="internvl", inputs="internvl", text=("qwen2", "qwen3", "qwen3_moe", "llama"), tiles="thumbnail"
@@ -65,9 +69,7 @@ FAMILIES: dict[str, FamilyFacts] = {
         inputs="pixtral",
         text=("mistral", "ministral3", "mistral4"),
         tiles="whole",
-        options={
-            "vision_feature_layer": ((None, -1), "while features are those of the encoder's last layer", HEAD[2]),
-        },
+        options={"vision_feature_layer": LAST_LAYER},
         since=(5, 23),
     ),
     "lighton_ocr": FamilyFacts(file="mistral3", inputs="pixtral", text=("qwen3",), tiles="whole", since=(5, 23)),
@@ -78,3 +80,6 @@ FAMILIES: dict[str, FamilyFacts] = {
 
 INPUTS: dict[str, str] = {facts.inputs: name for name, facts in reversed(FAMILIES.items())}
 """The first family that takes pictures in each form."""
+
+TILES = {facts.inputs: facts.tiles for facts in FAMILIES.values()}
+"""Tiles of each form of pictures."""

@@ -55,7 +55,6 @@ REASONS: dict[str, str] = {
     **dict.fromkeys(("axk2", "deepseek_v32", "glm_moe_dsa"), _CHOSEN),
     "longcat_flash": "attend twice, with experts between that do nothing",
     **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr"), _SAM),
-    "exaone4_5": "number tokens along one axis while frames of videos come in pairs, which packs do not hold",
     "hrm_text": "are passed several times, some of them without gradients",
     "deepseek_v4": "compress the keys of several tokens into one, past the end of a document",
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKS),

@@ -110,6 +110,8 @@ _UNUSED: Mapping[str, Any] = {"use_sliding_window": False, "sliding_window": 409
 
 _FULL = ["full_attention"]
 
+_GEMMA: Mapping[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+
 _STATES = LanguageModel(
     left_out={
         **{"full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32},
@@ -142,25 +144,12 @@ LANGUAGES: dict[str, LanguageModel] = {
     "deepseek_v3": _latent(1536, 512, 128, 64, 128, first_k_dense_replace=3),
     "diffllama": LanguageModel(attentions=2),
     "dots1": _window(4096, layer_types=_FULL),
+    "exaone4_5_text": replace(_window(4096), alone=False),  # what exaone4 was called in it at first
     "ernie4_5_moe": LanguageModel(options={"use_bias": ((None, False), *HEAD[1:])}),  # of the output projection, too
     "flint": _window(513),
-    **dict.fromkeys(
-        ("gemma2", "vaultgemma"),
-        LanguageModel(
-            left_out={"sliding_window": 4096, "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4},
-            windowed=_but_every(2),
-            passes_window=True,
-            caps=CAPS,
-        ),
-    ),
-    "gemma3_text": LanguageModel(
-        left_out={
-            **{"sliding_window": 4096, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
-            "vocab_size": 262_208,
-        },
-        windowed=_but_every(6, "sliding_window_pattern"),
-        passes_window=True,
-        hidden_kept=18,
+    **dict.fromkeys(("gemma2", "vaultgemma"), replace(_window(4096, _but_every(2), **_GEMMA), caps=CAPS)),
+    "gemma3_text": replace(
+        _window(4096, _but_every(6, "sliding_window_pattern"), vocab_size=262_208, **_GEMMA), hidden_kept=18
     ),
     "glm4_moe_lite": _latent(768, 512, 192, 64, 256, first_k_dense_replace=1),
     "gemma4_text": LanguageModel(

@@ -38,7 +38,11 @@ def for_a_model(packed: Callable[..., Path], editable_of: Callable[[Path], Any],
         "merge": MERGE,
         "row_ids": [image_id],
         "group_ids": [image_id, *marks],
-        "settings": {"encoder": _encoder(data.manifest["config"]["cost"]), "tokens_per_second": PER_SECOND},
+        "settings": {
+            "inputs": "qwen_vl",
+            "encoder": _encoder(data.manifest["config"]["cost"]),
+            "tokens_per_second": PER_SECOND,
+        },
     }
     for sample in data.samples():
         for unit in sample.head["units"]:

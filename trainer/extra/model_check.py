@@ -109,7 +109,7 @@ def _sizes_of_dataset(packed_for: ModelEntry) -> dict[str, str]:
     encoder, settings = encoder_of(packed_for.settings), packed_for.settings
     if encoder is None:
         return {}
-    row: Any = packed_for.merge if packed_for.axes == 3 else settings.get("pooling")
+    row: Any = packed_for.merge if packed_for.has_grids else settings.get("pooling")
     if packed_for.shares_crops:
         row = math.isqrt(encoder.row_inputs // encoder.hidden_size)
     return {PATCH: _sides(encoder.patch_size), TIME: str(encoder.temporal_patch_size), ROW: str(row)}

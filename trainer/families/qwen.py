@@ -144,4 +144,7 @@ _NEWER, _OLDER = (
     )
     for places in (_qwen3_places, _qwen2_5_places)
 )
-MODELS = {**dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _NEWER), "qwen2_5_vl": _OLDER}
+MODELS = {
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _NEWER),
+    **dict.fromkeys(("qwen2_5_vl", "exaone4_5"), _OLDER),
+}

@@ -96,8 +96,8 @@ def packed_attention(
 def encoder_attention(
     module: nn.Module,  # noqa: ARG001 (the interface passes it)
     q_1HLD: Float[Tensor, "1 H L D"],
-    k_1HLD: Float[Tensor, "1 H L D"],
-    v_1HLD: Float[Tensor, "1 H L D"],
+    k_1KLD: Float[Tensor, "1 K L D"],
+    v_1KLD: Float[Tensor, "1 K L D"],
     attention_mask: Tensor | None,  # noqa: ARG001 (None)
     *,
     scaling: float,
@@ -115,7 +115,8 @@ def encoder_attention(
         max_length_q: patches of the largest image.
         edges: ``cu_seq_lens_q`` on the CPU, where sizes are read; without it the host may wait.
     """
-    q_HLD, k_HLD, v_HLD = q_1HLD[0], k_1HLD[0], v_1HLD[0]
+    q_HLD, shared = q_1HLD[0], q_1HLD.shape[1] // k_1KLD.shape[1]
+    k_HLD, v_HLD = (x_1KLD[0].repeat_interleave(shared, 0) if shared > 1 else x_1KLD[0] for x_1KLD in (k_1KLD, v_1KLD))
     if q_HLD.is_cuda and q_HLD.dtype.itemsize == 2 and q_HLD.shape[-1] % FLASH_HEADS == 0:
         standard = q_HLD.shape[-1] ** -0.5
         q_HLD = q_HLD if scaling == standard else q_HLD * (scaling / standard)

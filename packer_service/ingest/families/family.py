@@ -115,7 +115,7 @@ class Family:
         model_type: as in ``config.json``.
         image_token, video_token: what a chat template writes for an image and a video; a placement's pieces replace it.
         axes: axes of ``position_ids``, 1 or 3 (time, height, width).
-        merge: patches along one side of the square that one row stands for, where positions have three axes.
+        merge: patches along one side of the square that one row stands for, where units are grids.
         prefix: text that begins every document that does not begin with it already; empty for most.
         group_tokens: tokens that see each other in both directions inside a document; none for a causal model.
         bidirectional: instead, ``within_image`` if the rows of each unit see each other; empty if not.
@@ -213,8 +213,9 @@ def encoder_load(encoder: VisionEncoder, sequences: Sequence[int], rows: int, wi
         windows: sum of the squares of the windows' numbers of patches, for windowed layers.
     """
     width, layers = encoder.hidden_size, encoder.layers + encoder.windowed_layers
+    keys = width if encoder.key_size is None else encoder.key_size
     per_patch = encoder.patch_inputs * width
-    per_patch += layers * (4 * width**2 + encoder.mlp_matrices * width * encoder.intermediate_size)
+    per_patch += layers * (2 * width**2 + 2 * width * keys + encoder.mlp_matrices * width * encoder.intermediate_size)
     pairs = encoder.layers * sum(n * n for n in sequences) + encoder.windowed_layers * windows
     per_row = encoder.row_inputs * encoder.row_hidden + encoder.row_hidden * encoder.row_outputs
     return sum(sequences) * per_patch + 2 * width * pairs + rows * per_row

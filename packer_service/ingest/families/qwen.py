@@ -24,6 +24,7 @@ from preshard.packer_service.ingest.families.settings import (
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import TIME_KEY
 from preshard.schemas.model.encoders import qwen_encoder
+from preshard.schemas.model.families import FAMILIES
 from preshard.schemas.sections import ImageBackend
 
 
@@ -45,6 +46,17 @@ class QwenKind:
     cap_tokens: int
     encoder: dict[str, Any]
 
+    @property
+    def is_older(self) -> bool:
+        """Whether its encoder has windows, and a video is one run of rows, as of Qwen2.5-VL."""
+        return "window_size" in self.encoder
+
+
+_WINDOWED: dict[str, Any] = {
+    **{"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "out_hidden_size": 3584},
+    **{"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "window_size": 112},
+    "fullatt_block_indexes": (7, 15, 23, 31),
+}
 
 KINDS = {
     "qwen2_5_vl": QwenKind(
@@ -52,11 +64,7 @@ KINDS = {
         video_limits=PixelLimits(least=128 * 28 * 28, most=28 * 28 * 768),
         video_colours=CLIP,
         cap_tokens=128000,
-        encoder={
-            **{"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "out_hidden_size": 3584},
-            **{"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2, "window_size": 112},
-            **{"fullatt_block_indexes": (7, 15, 23, 31), TIME_KEY: 4},
-        },
+        encoder={**_WINDOWED, TIME_KEY: 4},
     ),
     "qwen3_vl": QwenKind(
         video_processors=("Qwen3VLVideoProcessor",),
@@ -70,6 +78,7 @@ KINDS = {
         },
     ),
 }
+KINDS["exaone4_5"] = replace(KINDS["qwen2_5_vl"], encoder={**_WINDOWED, "num_heads": 16, "num_key_value_heads": 8})
 KINDS["qwen3_vl_moe"] = KINDS["qwen3_vl"]
 KINDS["qwen3_5"] = KINDS["qwen3_5_moe"] = replace(
     KINDS["qwen3_vl"], encoder={**KINDS["qwen3_vl"].encoder, "deepstack_visual_indexes": ()}
@@ -109,14 +118,15 @@ def read_family(folder: ModelFolder, backend: ImageBackend) -> QwenFamily:
     for section in (image, video, folder.processor()):
         section.finish()
     given: dict[str, Any] = {
-        **{"model_type": folder.model_type, "axes": 3, "merge": sizes["merge_size"], "settings": settings},
+        **{"model_type": folder.model_type, "merge": sizes["merge_size"], "settings": settings},
+        "axes": FAMILIES[folder.model_type].axes,
         **{"image_token": image_token, "video_token": video_token, "opening": opening, "closing": closing},
         **{"row_tokens": (image_token, video_token), "tokens": (image_token, video_token, opening, closing)},
         **{"encoder": encoder, "images": images, "videos": videos, "stills": BICUBIC_OF[backend]},
         **{"cap_frames": cap_frames, "cap_tokens": cap_tokens},
     }
-    if TIME_KEY in vision:
-        return Qwen25VLFamily(**given, tokens_per_second=vision[TIME_KEY])
+    if kind.is_older:
+        return Qwen25VLFamily(**given, tokens_per_second=vision.get(TIME_KEY, 0))
     return Qwen3VLFamily(**given)
 
 
@@ -156,6 +166,8 @@ _EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 16,
 }
 
+_WINDOWS: dict[str, Any] = {"sliding_window": 4096, "layer_types": ["sliding_attention", "full_attention"]}
+
 
 def _tiny_config(
     text: dict[str, Any], ids: dict[str, int], *, kind: str, name: str, changed: Mapping[str, Any]
@@ -163,17 +175,21 @@ def _tiny_config(
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     marks = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     rope = {**tiny.ROPE, "mrope_section": _SECTIONS, "mrope_interleaved": True}
-    vision: dict[str, Any] = {"patch_size": 16, "num_position_embeddings": 2304}
+    language, vision = f"{kind}_text", dict[str, Any](patch_size=16, num_position_embeddings=2304)
+    if KINDS[kind].is_older:
+        vision = {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [1]}
     if kind == "qwen2_5_vl":
         text, rope = {key: value for key, value in text.items() if key != "head_dim"}, {**rope}
         del rope["mrope_interleaved"]
-        vision = {"patch_size": 14, "tokens_per_second": 2, "window_size": 112, "fullatt_block_indexes": [1]}
+        vision["tokens_per_second"] = 2
+    elif kind == "exaone4_5":
+        language, rope, vision = "exaone4", tiny.ROPE, {**vision, "num_key_value_heads": 1}
     elif KINDS[kind].encoder["deepstack_visual_indexes"]:
         vision["deepstack_visual_indexes"] = [0]
     return {
         **{"model_type": kind, "architectures": [f"{name}ForConditionalGeneration"]},
         **{name: ids[mark] for name, mark in zip(names, marks, strict=True)},
-        "text_config": {"model_type": f"{kind}_text", **text, "rope_parameters": rope, **changed},
+        "text_config": {"model_type": language, **text, "rope_parameters": rope, **changed},
         "vision_config": {
             **{"model_type": f"{kind}_vision", **tiny.DEEP_VISION},
             **{"temporal_patch_size": 2, "spatial_merge_size": 2, **vision},
@@ -183,7 +199,7 @@ def _tiny_config(
 
 def _tiny(kind: str, name: str, processors: str, changed: Mapping[str, Any]) -> tiny.TinyModel:
     """Its processors' limits under the names that the published folders have them, which differ."""
-    is_older = kind == "qwen2_5_vl"
+    is_older = KINDS[kind].is_older
     shared: dict[str, Any] = {**(tiny.CLIP if is_older else tiny.HALVES), "processor_class": f"{processors}Processor"}
     shared |= {"patch_size": 14 if is_older else 16, "temporal_patch_size": 2, "merge_size": 2}
 
@@ -215,4 +231,5 @@ TINY = {
     "qwen3_5": _tiny("qwen3_5", "Qwen3_5", "Qwen3VL", _STATES),
     "qwen3_5_moe": _tiny("qwen3_5_moe", "Qwen3_5Moe", "Qwen3VL", {**_STATES, **_EXPERTS}),
     "qwen2_5_vl": _tiny("qwen2_5_vl", "Qwen2_5_VL", "Qwen2_5_VL", {}),
+    "exaone4_5": _tiny("exaone4_5", "Exaone4_5_", "Exaone4_5_", _WINDOWS),
 }

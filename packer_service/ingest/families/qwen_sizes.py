@@ -110,7 +110,7 @@ class QwenFamily(Family):
             rows=rows,
             load=encoder_load(self.encoder, [high * wide], rows, _window_pairs(high, wide, window) if window else 0),
             crops=tuple(CropShape.whole(width, height, frame) for frame in frames),
-            time_step=time_step,
+            time_step=time_step if self.axes > 1 else 0.0,
         )
 
     def _frames_of_patches(self, n_frames: int) -> list[range]:
@@ -121,10 +121,10 @@ class QwenFamily(Family):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen25VLFamily(QwenFamily):
-    """A video is one run of rows, and its temporal positions grow with the time between frames.
+    """A video is one run of rows.
 
     Attributes:
-        tokens_per_second: growth of the temporal position in one second of video.
+        tokens_per_second: growth of the temporal position in one second of video, where there is one.
     """
 
     tokens_per_second: int

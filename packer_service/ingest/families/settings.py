@@ -200,7 +200,7 @@ class ModelFolder:
         """
         (image, video), (still, moving) = processors, colours
         return {
-            ENCODER_KEY: encoder.model_dump(),
+            ENCODER_KEY: encoder.model_dump(exclude_none=True),
             BACKEND_KEY: backend,
             "image_mean": image.numbers("image_mean", still[0]),
             "image_std": image.numbers("image_std", still[1]),

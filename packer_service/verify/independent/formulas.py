@@ -207,11 +207,12 @@ def unit_work(encoder: VisionEncoder, sequences: Sequence[tuple[int, int]], rows
         rows: feature rows that come out.
     """
     h, f = encoder.hidden_size, encoder.intermediate_size
+    k = h if encoder.key_size is None else encoder.key_size
     layers = encoder.layers + encoder.windowed_layers
     total = rows * (encoder.row_inputs * encoder.row_hidden + encoder.row_hidden * encoder.row_outputs)
     for tall, wide in sequences:
         patches = tall * wide
-        total += patches * (encoder.patch_inputs * h + layers * (4 * h**2 + encoder.mlp_matrices * h * f))
+        total += patches * (encoder.patch_inputs * h + layers * (2 * h**2 + 2 * h * k + encoder.mlp_matrices * h * f))
         total += 2 * h * encoder.layers * patches**2
         if encoder.windowed_layers:
             total += 2 * h * encoder.windowed_layers * _pairs_in_windows(tall, wide, encoder.window_size)

@@ -144,7 +144,7 @@ def _named(files: Files, ids: Mapping[str, int], *names: tuple[str, str]) -> lis
 def _qwen(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:
     names = ("vision_start_token", "<|vision_start|>"), ("vision_end_token", "<|vision_end|>")
     start, end = _named(files, ids, *names)
-    if kind == "qwen2_5_vl":
+    if kind in ("qwen2_5_vl", "exaone4_5"):
         return Marks(image=(Block(),), frame=(Block(),), around_image=(start, end), around_video=(start, end))
     return Marks(image=(Block(),), frame=_between(start, end), around_image=(start, end), times="qwen3")
 

@@ -94,7 +94,7 @@ def derive_model(files: Files, config: PackConfig, ids: Mapping[str, int]) -> Js
     if facts.file in ONLY_STILLS:
         video = image
     still = moving = COLOURS.get(facts.inputs, _CLIP)
-    if facts.file == "qwen" and kind != "qwen2_5_vl":
+    if facts.file == "qwen" and kind not in _WINDOWED:
         moving = _HALVES
     settings = {
         **{"inputs": facts.inputs, "image_backend": config.images.backend},
@@ -107,7 +107,7 @@ def derive_model(files: Files, config: PackConfig, ids: Mapping[str, int]) -> Js
     }
     sees = {"gemma3": True, "gemma4": _text(model).get("use_bidirectional_attention") == "vision"}
     return derived | {
-        "axes": 1 if facts.tiles else 3,
+        "axes": 1 if facts.tiles else facts.axes,
         "merge": 1 if facts.tiles else settings["merge_size"],
         "row_ids": [ids[name] for name in row_tokens(files, facts.file)],
         "group_ids": [ids[name] for name in MOLMO2_GROUP] if facts.file == "molmo2" else [],
@@ -156,10 +156,16 @@ def _pair(value: Any) -> list[int]:
     return [value, value] if isinstance(value, int) else list(value)
 
 
+_WINDOWED = {"qwen2_5_vl": {"tokens_per_second": 4}, "exaone4_5": {"num_heads": 16, "num_key_value_heads": 8}}
+"""The models of Qwen's kind whose encoders have windows, and what each of these encoders has besides."""
+
 _QWEN: dict[str, Json] = {
-    "qwen2_5_vl": {
-        **{"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "out_hidden_size": 3584, "patch_size": 14},
-        **{"window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31), "tokens_per_second": 4},
+    **{
+        name: {
+            **{"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "out_hidden_size": 3584, "patch_size": 14},
+            **{"window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31), **own},
+        }
+        for name, own in _WINDOWED.items()
     },
     "glm": {
         **{"depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "out_hidden_size": 4096, "patch_size": 14},
@@ -193,7 +199,7 @@ def _qwen(model: Json, parts: tuple[Json, Json, Json]) -> Json:
     mergers = 1 + len(vision.get("deepstack_visual_indexes", ()))
     return {
         **_shared(parts[1], defaults["patch_size"]),
-        **({"tokens_per_second": vision["tokens_per_second"]} if windows else {}),
+        **{name: vision[name] for name in ("tokens_per_second",) if name in vision},
         **_encoder(
             [patch] * 2,
             temporal_patch_size=vision["temporal_patch_size"],
@@ -207,8 +213,16 @@ def _qwen(model: Json, parts: tuple[Json, Json, Json]) -> Json:
             row_inputs=mergers * square,
             row_hidden=square,
             row_outputs=mergers * vision["out_hidden_size"],
+            **_grouped(vision),
         ),
     }
+
+
+def _grouped(vision: Json) -> dict[str, int]:
+    """Width of the keys of several heads each."""
+    if "num_key_value_heads" not in vision:
+        return {}
+    return {"key_size": vision["hidden_size"] // vision["num_heads"] * vision["num_key_value_heads"]}
 
 
 def _glm(model: Json, parts: tuple[Json, Json, Json]) -> Json:

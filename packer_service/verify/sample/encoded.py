@@ -15,7 +15,7 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import UnitsInvalid
 from preshard.schemas.header import SampleHead, StoredImage, Unit
 from preshard.schemas.manifest import ModelEntry, VisionEncoder, encoder_of, tokens_per_second
-from preshard.schemas.model.families import FAMILIES, INPUTS
+from preshard.schemas.model.families import TILES
 
 Patches = tuple[int, int]
 """Patches along height and width."""
@@ -36,14 +36,13 @@ def check_tiled(
         n_crops: crops of the unit.
         tile: patches of each of them.
         encoder: of the model.
-        model: the manifest's, with one axis of positions.
+        model: the manifest's, whose units are not grids.
     """
     try:
         asked = model.settings.get("inputs")
-        tiles_of = {inputs: FAMILIES[name].tiles for inputs, name in INPUTS.items()}
-        derive = _DERIVED.get(tiles_of.get(str(asked)))
+        derive = _DERIVED.get(TILES.get(str(asked)))
         if derive is None:
-            legal = ", ".join(inputs for inputs, how in tiles_of.items() if how)
+            legal = ", ".join(inputs for inputs, how in TILES.items() if how)
             raise _UnusableError(f"settings.inputs is {asked!r}, none of {legal}")
         tiles = _tiles_of_grid(unit, tile, sum(_pair(model.settings, "overlap_margins", 0, (0, 0))))
         if tiles is None:
@@ -148,7 +147,7 @@ def check_encoded(head: SampleHead, config: PackConfig, model: ModelEntry) -> It
             yield UnitsInvalid, f"units[{number}] has crops of the sizes {sorted(sizes)}, not of one size"
         else:
             yield from _compare(number, unit, _derive(unit, own, encoder, model))
-            if model.axes == 1:
+            if not model.has_grids:
                 tile = (own[0].height // encoder.patch_size[0], own[0].width // encoder.patch_size[1])
                 yield from check_tiled(number, unit, len(own), tile, encoder, model)
     yield from _check_time_steps(head, crops, encoder, config, model)
@@ -170,7 +169,7 @@ def _derive(
         "patches": sequences * tall * wide,
         "load": unit_work(encoder, [(tall, wide)] * sequences, unit.rows),
     }
-    return asked | ({"grid": [sequences, tall, wide]} if model.axes == 3 else {})
+    return asked | ({"grid": [sequences, tall, wide]} if model.has_grids else {})
 
 
 def _check_time_steps(

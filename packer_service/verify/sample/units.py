@@ -80,7 +80,7 @@ def check_units(head: SampleHead, config: PackConfig, model: ModelEntry | None) 
                 yield UnitsInvalid, f"units[{number}].{name} is {getattr(unit, name)}, not {value}"
         if not unit.patches:
             yield UnitsInvalid, f"units[{number}].patches is 0, not at least 1"
-        if model is not None and model.axes == 3 and unit.rows * model.merge**2 != math.prod(unit.grid):
+        if model is not None and model.has_grids and unit.rows * model.merge**2 != math.prod(unit.grid):
             asked_rows = f"{model.merge} x {model.merge} patches of the grid {unit.grid}"
             yield UnitsInvalid, f"units[{number}].rows is {unit.rows}, not one for {asked_rows}"
     if model is not None:
@@ -120,7 +120,7 @@ def _check_media(head: SampleHead, model: ModelEntry | None) -> Iterator[Finding
     them is at 0.
     """
     before: Unit | None = None
-    firsts, of_video = [0, *head.cum_image_bounds], "frame" if model is None or model.axes == 1 else "frames"
+    firsts, of_video = [0, *head.cum_image_bounds], "frames" if model is not None and model.has_grids else "frame"
     for number in head.token_order:
         unit = head.units[number]
         if unit.kind not in ("image", of_video):

@@ -12,7 +12,7 @@ SAME = {"qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe", "glm_ocr"}
 """Models whose processor is another's."""
 
 
-ALIKE = {"glm46v", "qwen3_5", "lighton_ocr", "paddleocr_vl"}
+ALIKE = {"exaone4_5", "glm46v", "qwen3_5", "lighton_ocr", "paddleocr_vl"}
 """Models whose processor differs from another's in its name, limits or marks alone."""
 
 FAMILIES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in sorted(FOLLOWED.keys() - SAME)]

@@ -153,7 +153,6 @@ def test_a_setting_that_is_not_followed_is_refused_by_name(
         ({"model_type": "llava"}, "'llava' is not supported; what is: qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, "),
         ({"model_type": "deepseek_ocr2"}, "'deepseek_ocr2' .* is not supported: its layers read images through SAM's"),
         ({"model_type": "unlimited_ocr"}, "'unlimited_ocr' .* is not supported: its layers read images through SAM's"),
-        ({"model_type": "exaone4_5", "vision_config": {}}, "'exaone4_5' .*: its layers number tokens along one axis"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' is not supported"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "'bert' is not supported"),
         ({"model_type": "x", "architectures": ["XForCausalLM"], "vision_config": {}}, "'x' is not supported"),

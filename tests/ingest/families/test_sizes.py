@@ -21,7 +21,7 @@ from preshard.packer_service.ingest.families.internvl import InternVLFamily
 from preshard.packer_service.ingest.families.mistral3 import Mistral3Family
 from preshard.packer_service.ingest.families.molmo2 import Molmo2Family
 from preshard.packer_service.ingest.families.paddleocr_vl import PaddleOcrFamily
-from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, QwenFamily
+from preshard.packer_service.ingest.families.qwen_sizes import PixelLimits, Qwen25VLFamily, QwenFamily
 from preshard.schemas.errors import DocumentError
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
@@ -144,7 +144,7 @@ def test_every_clip_becomes_what_the_processor_decides(published: tuple[str, obj
     """Fails when a video of some size and number of frames is scaled or refused in another way."""
     name, family = published
     if not isinstance(family, QwenFamily) or isinstance(family, PaddleOcrFamily):
-        pytest.skip("the family takes no video, or scales every frame to one size")
+        pytest.skip(f"{name} takes no video, or scales every frame to one size")
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import smart_resize as of_frame
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as of_video
 
@@ -158,7 +158,7 @@ def test_every_clip_becomes_what_the_processor_decides(published: tuple[str, obj
         def expected(width: int = width, height: int = height, frames: int = frames) -> object:
             if isinstance(family, GlmFamily):
                 return of_glm(family, width, height, frames, family.videos)
-            if name == "qwen2_5_vl":
+            if isinstance(family, Qwen25VLFamily):
                 return of_frame(height, width, family.factor, least, most)[::-1]
             return of_video(frames, height, width, family.together, family.factor, least, most)[::-1]
 

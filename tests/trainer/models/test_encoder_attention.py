@@ -19,7 +19,8 @@ from preshard.trainer.models import interface
 from preshard.trainer.models.load import load_model
 from preshard.trainer.models.packed import PackedModel
 
-SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3", "lighton_ocr", "paddleocr_vl"]
+SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3", "lighton_ocr", "paddleocr_vl", "exaone4_5"]
+SELDOM = ("lighton_ocr", "paddleocr_vl")
 
 
 def test_these_are_the_encoders() -> None:
@@ -32,7 +33,7 @@ def test_these_are_the_encoders() -> None:
 @pytest.mark.process  # the packs are made by a job
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("lighton_ocr", "paddleocr_vl"))) for name in SIDE_BY_SIDE],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM)) for name in SIDE_BY_SIDE],
 )
 def test_features_are_those_of_a_call_for_each_image(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, family: str
@@ -64,7 +65,7 @@ def test_features_are_those_of_a_call_for_each_image(
         packed.zero_grad()
     torch.testing.assert_close(found[interface.ENCODER], found["sdpa"], rtol=1e-6, atol=1e-9)
     assert max(calls) > 1
-    assert len(sorts) == (2 if family == "qwen2_5_vl" else 1), "one of windows, and one of images"
+    assert len(sorts) == (2 if family in ("qwen2_5_vl", "exaone4_5") else 1), "one of windows, and one of images"
 
 
 def test_each_image_alone_and_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:

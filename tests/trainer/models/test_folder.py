@@ -182,7 +182,7 @@ def test_images_for_another_size_of_patches_or_rows_are_refused(family: str, tmp
     config = read_model_config(tmp_path / "model")
     check_packed_for(config, entry, has_images=True)
     changes = [("vision_config", "patch_size", 7, "patches of 7 x 7 pixels")]
-    if entry.axes == 3:
+    if entry.has_grids:
         changes.append(("vision_config", "temporal_patch_size", 4, "patches of 4 frames"))
     if family != "molmo2":
         of, name, value = OF_ROWS.get(family, ("vision_config", "spatial_merge_size", 4))

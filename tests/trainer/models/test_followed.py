@@ -34,7 +34,7 @@ STATEFUL = [
 ]
 """Models whose layers carry a state past the end of a document."""
 
-OTHERS = ["longcat_flash", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "llama4_text", "deepseek_ocr2", "exaone4_5"]
+OTHERS = ["longcat_flash", "deepseek_v32", "kimi_linear", "glm_moe_dsa", "llama4_text", "deepseek_ocr2"]
 """Models that ended in a traceback, or of which no reason was said."""
 
 

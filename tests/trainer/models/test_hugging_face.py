@@ -27,6 +27,7 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("qwen3_vl", "gather", "balanced_gather", {"ring": 2}, {"recompute": "selective"}),
     ("qwen3_vl", "hybrid", "balanced_ring", {"ulysses": 2, "ring": 2}, {}),
     ("qwen2_5_vl", "gather", "balanced_gather", {"ring": 2}, {"recompute": "full", "offload": "disk"}),
+    ("exaone4_5", "ring", "balanced_ring", {"ring": 4}, {"recompute": "selective"}),
     ("molmo2", "ulysses", "contiguous", {"ulysses": 2}, {"recompute": "full"}),
     ("molmo2", "ring", "zigzag", {"ring": 2}, {}),
     ("internvl", "ring", "zigzag", {"ring": 2, "dp_shard": 2}, {}),
@@ -122,7 +123,7 @@ def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_
         load_model(tmp_path, from_scratch=True)
 
 
-ON_THREE_RANKS = ("glm_ocr", "lighton_ocr", "paddleocr_vl", *LATENT)
+ON_THREE_RANKS = ("exaone4_5", "glm_ocr", "lighton_ocr", "paddleocr_vl", *LATENT)
 
 THREE_RANKS = ("seq_len=1152", "cp_sizes=[1,3]", "ring_degrees=[1,3]")
 

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.process  # packing decodes media in a process of its ow
 
 FAMILIES = (
     *("qwen3", "qwen3-windows", "gpt_oss", "gemma2", "qwen3_vl", "qwen3_5", "gemma3"),
-    *("glm_ocr", "lighton_ocr", "paddleocr_vl"),
+    *("glm_ocr", "lighton_ocr", "paddleocr_vl", "exaone4_5"),
 )
-"""Full attention, windows, sinks, caps, images and deep features, layers with a state, groups within windows, and the
-families for text recognition."""
+"""Full attention, windows, sinks, caps, images and deep features, layers with a state, groups within windows, the
+families for text recognition, and grids under one axis of positions."""
 
 OFTEN = ("qwen3-windows", "gpt_oss", "gemma3")
 

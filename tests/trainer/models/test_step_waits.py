@@ -106,14 +106,14 @@ def on_meta(folder_of: Folders) -> Callable[[str], PackedModel]:
     return make
 
 
-SELDOM = {"qwen2_5_vl", "mistral3"}
+SELDOM = {"qwen2_5_vl", "exaone4_5", "mistral3"}
 
 
 def _often(*families: str) -> list[Any]:
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM)) for name in families]
 
 
-@pytest.mark.parametrize("family", _often("qwen3_vl", "qwen2_5_vl", "internvl", "molmo2", "mistral3"))
+@pytest.mark.parametrize("family", _often("qwen3_vl", "qwen2_5_vl", "exaone4_5", "internvl", "molmo2", "mistral3"))
 def test_nothing_of_images_makes_the_host_wait(
     folder_of: Folders, on_meta: Callable[[str], PackedModel], family: str
 ) -> None:
