@@ -276,7 +276,7 @@ REJECTED: dict[str, tuple[Any, str, str]] = {
     "mode": ({"text": "x", "image": Image.new("HSV", (8, 8))}, "bad_image", "image: the picture of mode HSV cannot"),
     "bytes": ({"text": "x", "image": b"no picture"}, "bad_image", "inline bytes"),
     "file": ({"text": "x", "image": "nowhere.png"}, "missing_media", "nowhere.png: no such file"),
-    "no object": ("text", "bad_row", "the row is a str, not an object"),
+    "no object": ("text", "bad_row", "the row is a string, not an object"),
     "too long": ({"text": "word " * 2000}, "too_long", "more than seq_len 768"),
 }
 

@@ -89,7 +89,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("views", 1.5, "views is 1.5; keep_columns asks for int"),
     ("views", 2**63, f"views is {2**63}; keep_columns asks for int"),
     ("ok", 2, "ok is 2; keep_columns asks for bool"),
-    ("licence", 3, "licence is a int, not a string"),
+    ("licence", 3, "licence is a number, not a string"),
     ("licence", "x" * 8001, "licence has 8001 characters; documents keep at most 8000"),
     ("licence", ["x"], "licence is a list, not a string"),
 ]

@@ -188,7 +188,7 @@ def test_turns_and_weights_of_annotations_do_not_touch_a_pair(
     [
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected have the same tokens"),
         ({"prompt": "a", "chosen": "b"}, "has no rejected; a preference needs chosen and rejected"),
-        ({"prompt": "a", "chosen": [said("assistant", "b")], "rejected": "c"}, "prompt is a str.* chosen a list"),
+        ({"prompt": "a", "chosen": [said("assistant", "b")], "rejected": "c"}, "prompt is a string.* chosen a list"),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, "rejected is empty"),
         (
             {"chosen": [said("user", "a"), said("assistant", "b")], "rejected": [said("user", "a")]},

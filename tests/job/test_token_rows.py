@@ -185,7 +185,7 @@ def test_a_value_of_a_turn_is_that_of_its_tokens_under_loss(tmp_path: Path) -> N
         "many": "logprobs has 3 entries, not 2: one for each turn of the assistant, or one number",
         "null": "logprobs is null or missing where a token carries loss",
         "each": "logprobs has 1 numbers in each entry, not one number",
-        "word": "logprobs is a str, not a number or a list of them",
+        "word": "logprobs is a string, not a number or a list of them",
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def test_messages_that_differ_in_values_are_one_reason() -> None:
             ("too_long", "has 2005 tokens, more than seq_len 1024"),
             ("bad_row", "messages[0].role is 'it''s'; legal are user"),
             ("bad_row", 'messages[13].role is "o\'clock"; legal are user'),
-            ("bad_row", "text is a int, not a string"),
+            ("bad_row", "text is a number, not a string"),
             ("missing_media", "photos/a b.png: no such file"),
             ("missing_media", "s3://bucket/7: no such file"),
             ("missing_media", "photos/c.png: permission denied"),

@@ -70,7 +70,7 @@ def parse_row(
         DocumentError: ``bad_row`` with the field, its value and what is legal, or ``empty``.
     """
     if not isinstance(row, dict):
-        bad(f"the row is a {kind_of(row)}, not an object")
+        bad(f"the row is {kind_of(row)}, not an object")
     given = {key: value for key, value in row.items() if value is not None and key not in config.ignore_columns}
     _check_identity(given)
     found = find_form(form)

@@ -88,10 +88,10 @@ def test_first_rows_that_would_all_be_rejected_are_told(tmp_path: Path, rejected
     pq.write_table(pa.table({"prompt": ["Why?"] * 20, "response": [3] * 20}), tmp_path / "c.parquet")
     found = [listed(tmp_path / name) for name in ("a.jsonl", "b.parquet", "c.parquet")]
     assert {file.form for each in found for file in each.files} == {"question_answer"}
-    told = "each of the first 16 rows would be rejected, such as for this: answer is a bool, not a string"
+    told = "each of the first 16 rows would be rejected, such as for this: answer is a boolean, not a string"
     assert found[0].doubts == ((f"a.jsonl: {told}",) if rejected == 20 else ())
     assert found[1].doubts == ()
-    assert "response is a int, not a string" in list(found[2].notes())[-1]
+    assert "response is a number, not a string" in list(found[2].notes())[-1]
     assert listed(tmp_path, ignore=["a.*", "b.*"], form="text").doubts[0].startswith(f"{tmp_path.name}/c.parquet: each")
 
 
@@ -209,12 +209,12 @@ def test_a_form_of_ones_own_reads_every_column(tmp_path: Path, monkeypatch: pyte
     assert file.form_sha256 == source_hash("my_forms_here:rows")
     with pytest.raises(DocumentError, match="my_forms_here:rows raised KeyError: 'q'"):
         parse_row({"a": "b"}, file.form)
-    with pytest.raises(DocumentError, match="my_forms_here:nothing returned a int"):
+    with pytest.raises(DocumentError, match="my_forms_here:nothing returned a number"):
         parse_row(row, "my_forms_here:nothing")
     for name, reason in (
         ("nowhere:rows", "ModuleNotFound"),
         ("my_forms_here:x", "Attribute"),
-        ("my_forms_here:number", "is a int"),
+        ("my_forms_here:number", "is a number"),
     ):
         with pytest.raises(ConfigError, match=reason):
             list_sources([str(tmp_path / "a.parquet")], load_config(None, [f"form={name}"]))

@@ -58,7 +58,7 @@ def _imported(name: str) -> Callable[[dict[str, Any]], Any]:
         remedy = "give package.module:function that Python can import here and where the tasks run"
         raise ConfigError(f"--form {name}: {type(error).__name__}: {reason}; {remedy}") from None
     if not callable(function):
-        raise ConfigError(f"--form {name}: is a {kind_of(function)}, not a function")
+        raise ConfigError(f"--form {name}: is {kind_of(function)}, not a function")
     found: Callable[[dict[str, Any]], Any] = function
     return found
 
@@ -74,5 +74,5 @@ def _called(function: Callable[[dict[str, Any]], Any], name: str, row: dict[str,
     if isinstance(made, dict):
         return parse_messages({key: value for key, value in made.items() if value is not None})
     if not isinstance(made, Document):
-        bad(f"{name} returned a {kind_of(made)}, not a Document or a row of the form messages")
+        bad(f"{name} returned {kind_of(made)}, not a Document or a row of the form messages")
     return made

@@ -96,7 +96,7 @@ def _annotated(row: dict[str, Any]) -> Document:
 
 def _placed(found: Medium, part: dict[str, Any], where: str) -> Medium:
     if found.is_place:
-        bad(f"{where}.{found.kind} is a {kind_of(part.get(found.kind))}, not a string")
+        bad(f"{where}.{found.kind} is {kind_of(part.get(found.kind))}, not a string")
     return found
 
 
@@ -171,7 +171,7 @@ def parse_pair(row: dict[str, Any]) -> Document:
 def _exchange(value: Any, where: str) -> list[Message]:
     """An earlier question with its answer, which carries loss as the last answer does."""
     if not isinstance(value, list) or len(value) != 2:
-        bad(f"{where} is a {kind_of(value)}, not a list of a question and its answer")
+        bad(f"{where} is {kind_of(value)}, not a list of a question and its answer")
     question, answer = (string(text, f"{where}[{i}]") for i, text in enumerate(value))
     return [Message(role="user", parts=(question,)), Message(role="assistant", parts=(answer,))]
 
@@ -197,7 +197,7 @@ def parse_prompt_completion(row: dict[str, Any]) -> Document:
             bad(f"has no {name}")
     prompt, completion = _side(row["prompt"]), _side(row["completion"])
     if isinstance(prompt, str) != isinstance(completion, str):
-        found = f"prompt is a {kind_of(prompt)} and completion a {kind_of(completion)}"
+        found = f"prompt is {kind_of(prompt)} and completion {kind_of(completion)}"
         bad(f"{found}; give two strings or two lists of messages")
     if isinstance(prompt, str):
         return _of_texts(row, prompt, completion, "completion")
@@ -215,7 +215,7 @@ def parse_preferences(row: dict[str, Any]) -> Document:
     first, *others = given
     for name in others:
         if isinstance(given[name], str) != isinstance(given[first], str):
-            found = f"{first} is a {kind_of(given[first])} and {name} a {kind_of(given[name])}"
+            found = f"{first} is {kind_of(given[first])} and {name} {kind_of(given[name])}"
             bad(f"{found}; give strings or lists of messages in all, or leave prompt out if they begin with it")
     if isinstance(given["chosen"], str):
         texts = {name: string(value, name) for name, value in given.items()}

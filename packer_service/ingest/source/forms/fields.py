@@ -27,9 +27,21 @@ def shown(value: Any) -> str:
     return repr(value)[:SHOWN_CHARACTERS]
 
 
+_KINDS = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    bytes: "bytes",
+}
+
+
 def kind_of(value: Any) -> str:
-    """The type of a value, as messages name it."""
-    return "null" if value is None else type(value).__name__
+    """The type of a value in the words of JSON, with an article, as messages name it."""
+    return _KINDS.get(type(value)) or f"a {type(value).__name__}"
 
 
 def is_text(value: str) -> bool:
@@ -44,7 +56,7 @@ def is_text(value: str) -> bool:
 def string(value: Any, where: str) -> str:
     if not isinstance(value, str):
         remedy = "; a form of your own (--form package.module:function) can take one of its texts"
-        bad(f"{where} is a {kind_of(value)}, not a string{remedy if _is_column_of_texts(value, where) else ''}")
+        bad(f"{where} is {kind_of(value)}, not a string{remedy if _is_column_of_texts(value, where) else ''}")
     if not is_text(value):
         bad(f"{where} holds a lone surrogate, which is not Unicode text")
     return value
@@ -56,7 +68,7 @@ def _is_column_of_texts(value: Any, where: str) -> bool:
 
 def listed(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        bad(f"{where} is a {kind_of(value)}, not a list")
+        bad(f"{where} is {kind_of(value)}, not a list")
     return value
 
 
@@ -70,7 +82,7 @@ def strict_object(value: Any, where: str, known: Collection[str], what: str) -> 
         what: what the object should hold, for the message.
     """
     if not isinstance(value, dict):
-        bad(f"{where} is a {kind_of(value)}, not an object with {what}")
+        bad(f"{where} is {kind_of(value)}, not an object with {what}")
     given = {key: field for key, field in value.items() if field is not None}
     unknown = next((key for key in given if key not in known), None)
     if unknown is not None:

@@ -66,7 +66,7 @@ def medium(given: Any, where: str) -> Medium:
         DocumentError: ``bad_row``.
     """
     if not isinstance(given, dict):
-        bad(f"{where} is a {kind_of(given)}, not an object with a type")
+        bad(f"{where} is {kind_of(given)}, not an object with a type")
     kind: Any = given.get("type")
     if isinstance(kind, str) and kind in ("image_url", "video_url"):
         return _of_openai(given, kind, where)
@@ -212,7 +212,7 @@ def _of_bytes(value: Any, kind: MediumKind, where: str) -> Medium:
     if isinstance(value, bytes):
         return Medium(kind=kind, data=value)
     if not isinstance(value, str):
-        bad(f"{where} is a {kind_of(value)}, not bytes or base64")
+        bad(f"{where} is {kind_of(value)}, not bytes or base64")
     given = split_data_uri(string(value, where))
     data = _decoded(value, where) if given is None else _of_data_uri(value, *given, kind, where)
     return Medium(kind=kind, data=data)

@@ -61,7 +61,7 @@ def message(value: Any, where: str) -> Message:
         return Message(role=role, parts=(string(content, f"{where}.content"),), weight=weight, fields=fields)
     if not isinstance(content, list):
         legal = "a string or a list of parts; null is legal beside tool_calls"
-        bad(f"{where}.content is a {kind_of(content)}, not {legal}")
+        bad(f"{where}.content is {kind_of(content)}, not {legal}")
     parts = tuple(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
     return Message(role=role, parts=parts, content_is_list=True, weight=weight, fields=fields)
 
@@ -93,7 +93,7 @@ def _fields(given: dict[str, Any], role: Role, where: str) -> tuple[tuple[str, s
 def _check_calls(value: Any, where: str) -> None:
     for i, call in enumerate(listed(value, where)):
         if not isinstance(call, dict):
-            bad(f"{where}[{i}] is a {kind_of(call)}, not an object with a function")
+            bad(f"{where}[{i}] is {kind_of(call)}, not an object with a function")
 
 
 def _weight(given: dict[str, Any], role: Role, where: str) -> float:
@@ -137,7 +137,7 @@ def template_columns(row: dict[str, Any]) -> dict[str, Any]:
         if value is None or value in ([], {}):
             continue
         if not isinstance(value, kind):
-            bad(f"{name} is a {kind_of(value)}, not a {'list' if kind is list else 'mapping'}")
+            bad(f"{name} is {kind_of(value)}, not a {'list' if kind is list else 'mapping'}")
         found[name.removeprefix("chat_")] = json_text(value, name)
     return found
 

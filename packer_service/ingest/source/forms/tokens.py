@@ -168,7 +168,7 @@ def column_values(column: TokenColumn, value: Any) -> np.ndarray:
     value = parsed_json(value, where)
     is_list = isinstance(value, list)
     if not is_list and not isinstance(value, int | float):
-        bad(f"{where} is a {kind_of(value)}, not a number or a list of them")
+        bad(f"{where} is {kind_of(value)}, not a number or a list of them")
     is_one = not is_list or (width is not None and not any(isinstance(item, list) for item in value))
     array = float_numbers([value] if is_one else value, where)
     if array.shape[1:] != (() if width is None else (width,)) and len(array):
