@@ -19,6 +19,7 @@ EXTRAS = {
     "store": "what is read: ranges of a store, asked for again where it fails, and ahead",
     "threads": "what is read: threads of a reader, and how its process ends",
     "whole_config": "what is read: all that a dataset was packed with",
+    "latents": "what the model is: keys and values that attention itself expands from a latent",
     "model_check": "what the model is: whether packs follow it, and a dataset is for it",
     "quantised": "what the model is: plain numbers of quantised weights",
     "weights": "what the model is: parameters that each rank reads from a folder, or draws by a seed",

@@ -48,12 +48,17 @@ class Attend(Protocol):
         /,
         *,
         sinks: Float[Tensor, "heads"] | None = None,
+        up: Float[Tensor, "latent kv_heads plain_and_value"] | None = None,
     ) -> Float[Tensor, "heads local value_dim"]:
         """Attention of one layer. Values may have another width than keys; scores are scaled by that of keys.
 
         Args:
             sinks: a logit of each query head that joins the softmax of its rows, and stands for no value. All heads on
                 every rank; the gradient of a rank is that of its own rows and heads, to be added over ranks.
+            up: what makes keys and values of a token from its latent: of each head the part of keys without a turn,
+                then values. ``k`` is then the latents, ``[1, local, latent]``, and ``v`` the turned part of keys that
+                all heads share, ``[1, local, turned]``. They travel in the place of what they make wherever they are
+                fewer numbers. All heads on every rank; gradients are to be added over ranks, as those of sinks.
         """
         ...
 

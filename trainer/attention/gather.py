@@ -31,6 +31,7 @@ from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype, identity
+from preshard.trainer.attention.latent import Gathered, choose_parts
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.pieces import PIECES, repeated_kv_heads
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
@@ -97,6 +98,7 @@ def gather_attention(
     plan: GatherPlan,
     *,
     sinks: Float[Tensor, "H"] | None = None,
+    up: Float[Tensor, "C K X"] | None = None,
 ) -> Float[Tensor, "H L V"]:
     """Exact attention of this rank's queries over the whole pack, differentiable.
 
@@ -104,11 +106,13 @@ def gather_attention(
     are dropped after the forward and gathered again in the backward, so what is kept between the two does not grow with
     the number of ranks. With a Ulysses axis, heads are dealt along it first. With ``plan.head_stride`` only the keys of
     some heads are there at a time, and each turn has messages and kernel calls of its own. With ``plan.overlap`` the
-    keys of the next turn travel meanwhile, and so do gradients of the one before.
+    keys of the next turn travel meanwhile, and so do gradients of the one before. Latents, where ``up`` is given and
+    they are less than what it makes of them, are gathered once for all turns, and expanded in each.
     """
     cp = plan.cp
-    q, k, v = scatter_heads(q_HLD, k_KLD, v_KLV, cp.ulysses_degree, cp.ulysses_group)
-    out: Tensor = _Gather.apply(q, k, v, own_sinks(sinks, cp.ulysses_degree, cp.ulysses_rank), plan)
+    k, v, up = choose_parts(q_HLD, k_KLD, v_KLV, up, cp)
+    q, k, v = scatter_heads(q_HLD, k, v, cp.ulysses_degree, cp.ulysses_group)
+    out: Tensor = _Gather.apply(q, k, v, own_sinks(sinks, cp.ulysses_degree, cp.ulysses_rank), up, plan)
     return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
 
 
@@ -140,14 +144,16 @@ class _GatherCall:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: GatherPlan) -> Tensor:
-        turns = _list_turns(len(q), len(k), plan)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, up: Tensor | None, plan: GatherPlan
+    ) -> Tensor:
+        turns = _list_turns(len(q), len(k) if up is None else up.shape[1], plan)
 
         def compute() -> tuple[Tensor, tuple[Tensor, ...], list[_GatherCall]]:
             out: Tensor | None = None
             kept: list[Tensor] = []
             calls = []
-            for turn, keys in _arriving(plan, turns, k, v):
+            for turn, keys in _arriving(plan, turns, k, v, _latents(plan, q, k, v, up)):
                 given = (q[turn.queries], *keys, _own(sinks, turn))
                 part, saved, backward = compute_rows(plan.kernel, plan.gathered, *given)
                 del given, keys  # before the next turn's keys arrive
@@ -163,19 +169,20 @@ class _Gather(torch.autograd.Function):
 
         out, saved, ctx.calls = once(compute)
         ctx.plan, ctx.turns = plan, turns
-        ctx.save_for_backward(q, k, v, sinks, out, *saved)
+        ctx.save_for_backward(q, k, v, sinks, up, out, *saved)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, out, *saved = ctx.saved_tensors
+        q, k, v, sinks, up, out, *saved = ctx.saved_tensors
         plan: GatherPlan = ctx.plan
+        latents = _latents(plan, q, k, v, up, with_up=ctx.needs_input_grad[4])
         kept, dsinks = iter(saved), []
         whole_dq = whole_dk = whole_dv = None
         returning: deque[tuple[slice, Arrival]] = deque()
         calls = iter(ctx.calls)
-        for turn, keys in _arriving(plan, ctx.turns, k, v):
+        for turn, keys in _arriving(plan, ctx.turns, k, v, latents):
             call = next(calls)
             again = tuple(next(kept) if place is None else _copied(out[turn.queries], *place) for place in call.saved)
             inputs = (q[turn.queries], *keys, _own(sinks, turn))
@@ -184,6 +191,10 @@ class _Gather(torch.autograd.Function):
             whole_dq = _placed(whole_dq, turn.queries, dq, like=q)
             dsinks += [] if dsink is None else [dsink.to(sinks.dtype)]
             del dq
+            if latents is not None:
+                latents.pull_back(turn, dk, dv)
+                del dk, dv
+                continue
             if isinstance(plan.exchange, NoExchange):
                 whole_dk, whole_dv = dk.to(k.dtype), dv.to(v.dtype)
                 continue
@@ -196,11 +207,31 @@ class _Gather(torch.autograd.Function):
                 dk, dv = arrive()
                 whole_dk, whole_dv = _placed(whole_dk, heads, dk, like=k), _placed(whole_dv, heads, dv, like=v)
                 del arrive, dk, dv
-        return whole_dq, whole_dk, whole_dv, torch.cat(dsinks) if dsinks else None, None
+        dsink = torch.cat(dsinks) if dsinks else None
+        if latents is None:
+            return whole_dq, whole_dk, whole_dv, dsink, None, None
+        dk, dv = _own_gradients(plan.exchange, latents.message, _widths(k, v))
+        return whole_dq, dk.to(k.dtype), dv.to(v.dtype), dsink, latents.of_up, None
 
 
-def _arriving(plan: GatherPlan, turns: list[_Turn], k: Tensor, v: Tensor) -> Iterator[tuple[_Turn, KeysAndValues]]:
+def _latents(
+    plan: GatherPlan, q: Tensor, k: Tensor, v: Tensor, up: Tensor | None, *, with_up: bool = False
+) -> Gathered | None:
+    """Gathers ``k`` and ``v`` if they are latents and what heads share."""
+    return None if up is None else Gathered(plan.exchange.gather(k, v)(), up, q.shape[-1], with_up=with_up)
+
+
+def _own_gradients(exchange: KeyExchange | NoExchange, sent_TN: Tensor, widths: Widths) -> KeysAndValues:
+    return _opened(sent_TN, widths) if isinstance(exchange, NoExchange) else exchange.give_back(sent_TN, widths)()
+
+
+def _arriving(
+    plan: GatherPlan, turns: list[_Turn], k: Tensor, v: Tensor, latents: Gathered | None
+) -> Iterator[tuple[_Turn, KeysAndValues]]:
     """Each turn with its keys. If they overlap, the next turn's are on their way by then."""
+    if latents is not None:
+        yield from latents.expanded(turns)
+        return
     coming: deque[Arrival] = deque()
     for number, turn in enumerate(turns):
         for next_one in turns[number + len(coming) : number + 1 + plan.overlap]:

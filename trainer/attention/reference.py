@@ -1,7 +1,8 @@
 # ruff: noqa: N803, N806 (shape suffixes)
 """Attention under the mask with a dense matrix: the oracle of every other kind, written independently of them.
 
-Shapes: H query heads, K key heads, S tokens, D head_dim of queries and keys, V of values; q_HSD is [H, S, D].
+Shapes: H query heads, K key heads, S tokens, D head_dim of queries and keys, V of values; q_HSD is [H, S, D]. C and X
+are widths of a latent and of what a head makes of it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def reference_attention(
     positions: Int64[np.ndarray, "S"] | None = None,
     *,
     sinks: Float[Tensor, "H"] | None = None,
+    up: Float[Tensor, "C K X"] | None = None,
     softcap: float | None = None,
 ) -> Float[Tensor, "H S V"]:
     """Exact attention in one process, in the inputs' dtype. A row that sees nothing is 0. Differentiable.
@@ -45,8 +47,15 @@ def reference_attention(
         mask: of the whole pack.
         positions: natural position of each token; by default tokens are in natural order.
         sinks: a logit of each head that joins the softmax of every row, and stands for no value.
+        up: makes keys and values of all heads from latents ``[1, S, C]`` in place of keys, and a turned part that all
+            heads share in place of values.
         softcap: scores x become ``softcap * tanh(x / softcap)``.
     """
+    if up is not None:
+        made_KSX = torch.einsum("sc,ckx->ksx", k_KSD[0], up)
+        plain = q_HSD.shape[-1] - v_KSV.shape[-1]
+        k_KSD = torch.cat([made_KSX[..., :plain], v_KSV.expand(len(made_KSX), -1, -1)], dim=-1)
+        v_KSV = made_KSX[..., plain:]
     n_heads, n_kv_heads = len(q_HSD), len(k_KSD)
     k_HSD = k_KSD.repeat_interleave(n_heads // n_kv_heads, dim=0)
     v_HSV = v_KSV.repeat_interleave(n_heads // n_kv_heads, dim=0)

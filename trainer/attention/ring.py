@@ -27,6 +27,7 @@ from preshard.trainer.attention.heads import gather_heads, scatter_heads
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel, Prepared
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
+from preshard.trainer.attention.latent import choose_parts, expand, pull_back, value_width
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.sinks import add_sinks, own_sinks, sinks_gradient
 
@@ -75,6 +76,7 @@ def ring_attention(
     plan: RingPlan,
     *,
     sinks: Float[Tensor, "H"] | None = None,
+    up: Float[Tensor, "C K X"] | None = None,
 ) -> Float[Tensor, "H L V"]:
     """Exact attention of this rank's queries over the whole pack, differentiable (Liu et al. 2023, Ring Attention).
 
@@ -85,46 +87,51 @@ def ring_attention(
 
     In the backward keys and values travel round again, and their gradients follow one step behind. The first rank that
     does not own them starts the sum, the last one sends it to the owner. No rank holds more than two slices of keys.
+    Latents, where ``up`` is given and they are less than what it makes of them, travel unexpanded.
     """
     cp = plan.cp
-    q, k, v = scatter_heads(q_HLD, k_KLD, v_KLV, cp.ulysses_degree, cp.ulysses_group)
-    out: Tensor = _Ring.apply(q, k, v, own_sinks(sinks, cp.ulysses_degree, cp.ulysses_rank), plan)
+    k, v, up = choose_parts(q_HLD, k_KLD, v_KLV, up, cp)
+    q, k, v = scatter_heads(q_HLD, k, v, cp.ulysses_degree, cp.ulysses_group)
+    out: Tensor = _Ring.apply(q, k, v, own_sinks(sinks, cp.ulysses_degree, cp.ulysses_rank), up, plan)
     return gather_heads(out, cp.ulysses_degree, cp.ulysses_group)
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: RingPlan) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, up: Tensor | None, plan: RingPlan
+    ) -> Tensor:
         def compute() -> tuple[Tensor, Tensor]:
-            out, lse = _forward(q, k, v, plan)
+            out, lse = _forward(q, k, v, up, plan)
             if sinks is not None:
                 out, lse = add_sinks(out, lse, sinks)
             return out.to(q.dtype), lse
 
         out, lse = once(compute)
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        ctx.save_for_backward(q, k, v, sinks, up, out, lse)
         ctx.plan = plan
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, out, lse = ctx.saved_tensors
+        q, k, v, sinks, up, out, lse = ctx.saved_tensors
         dout = grads[0].contiguous()
-        dq, dk, dv = _backward(dout, q, k, v, out, lse, ctx.plan)
+        dq, dk, dv, dup = _backward(dout, q, k, v, up, out, lse, ctx.plan, with_up=ctx.needs_input_grad[4])
         dsinks = None if sinks is None else sinks_gradient(dout, out, lse, sinks).to(sinks.dtype)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None if dup is None else dup.to(up.dtype), None
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, plan: RingPlan) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, up: Tensor | None, plan: RingPlan) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over all steps, in the accumulation dtype."""
-    out, lse = nothing_seen(q, v.shape[-1])
+    out, lse = nothing_seen(q, value_width(q, v, up))
     kv_N = _message(k, v)
     seen = False
     for step, prepared in enumerate(plan.steps):
         coming = _Hop(kv_N, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
         if not prepared.empty:
-            more, more_lse = plan.kernel.forward(q, *_opened(kv_N, k, v), prepared)
+            keys = _opened(kv_N, k, v) if up is None else expand(*_opened(kv_N, k, v), up, q.shape[-1])
+            more, more_lse = plan.kernel.forward(q, *keys, prepared)
             out, lse = merge(out, lse, more, more_lse) if seen else (more.to(out.dtype), more_lse)
             seen = True
         if coming is not None:
@@ -133,30 +140,38 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, plan: RingPlan) -> tuple[Tensor, T
 
 
 def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, plan: RingPlan
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, and of this rank's own keys and values, in the accumulation dtype."""
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, up: Tensor | None, out: Tensor, lse: Tensor, plan: RingPlan,
+    *, with_up: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Gradients of q, of this rank's own keys and values, and of what it expanded by, in the accumulation dtype."""
     dtype = accumulation_dtype(q.dtype)
     dq = torch.zeros_like(q, dtype=dtype)
     kv_N = _message(k, v)
     own_N = torch.zeros_like(kv_N, dtype=dtype)
     behind: _Hop | None = None
+    dup = None if up is None or not with_up else torch.zeros_like(up, dtype=dtype)
     for step, prepared in enumerate(plan.steps):
         coming = _Hop(kv_N, plan.cp, _KV_TAG) if step + 1 < len(plan.steps) else None
         grads = None
         if not prepared.empty:
-            grads = plan.kernel.backward(dout, q, *_opened(kv_N, k, v), out, lse, prepared)
-            dq += grads[0]
+            latent, shared = _opened(kv_N, k, v)
+            keys = (latent, shared) if up is None else expand(latent, shared, up, q.shape[-1])
+            more_dq, *grads = plan.kernel.backward(dout, q, *keys, out, lse, prepared)
+            dq += more_dq
+            if up is not None:
+                *grads, more_dup = pull_back(latent, up, *grads, with_up=with_up)
+                if dup is not None and more_dup is not None:
+                    dup += more_dup
         dkv_N = own_N if step == 0 else behind.wait() if behind is not None else torch.zeros_like(own_N)
         if grads is not None:
-            for total, more in zip(_opened(dkv_N, k, v), grads[1:], strict=True):
+            for total, more in zip(_opened(dkv_N, k, v), grads, strict=True):
                 total.add_(more)
         if coming is not None:
             kv_N = coming.wait()
         if step > 0:
             last = step + 1 == len(plan.steps)  # the sum is complete, and goes back to the owner of the keys
             behind = _Hop(dkv_N, plan.cp, _GRADIENT_TAG, distance=-step if last else 1)
-    return dq, *_opened(own_N if behind is None else own_N + behind.wait(), k, v)
+    return dq, *_opened(own_N if behind is None else own_N + behind.wait(), k, v), dup
 
 
 def _message(k_KLD: Tensor, v_KLV: Tensor) -> Float[Tensor, "N"]:

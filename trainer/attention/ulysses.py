@@ -30,6 +30,7 @@ from preshard.trainer.attention.gather import GatherPlan, NoExchange, gather_att
 from preshard.trainer.attention.kept import once
 from preshard.trainer.attention.kernels import Kernel
 from preshard.trainer.attention.kernels.whole import accumulation_dtype
+from preshard.trainer.attention.latent import expand
 from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.attention.pieces import Piece, list_pieces, repeated_kv_heads
 from preshard.trainer.attention.sinks import compute_rows, differentiate_rows, own_sinks
@@ -77,12 +78,15 @@ def overlapped_attention(
     plan: GatherPlan,
     *,
     sinks: Float[Tensor, "H"] | None = None,
+    up: Float[Tensor, "C K X"] | None = None,
 ) -> Float[Tensor, "H L V"]:
     """Does what ``gather_attention`` does by the same plan, with the same bytes in more messages.
 
     Raises:
         ConfigError: a rank has a single query head, so there is nothing to overlap with.
     """
+    if up is not None:
+        k_KLD, v_KLV = expand(k_KLD, v_KLV, up, q_HLD.shape[-1])
     own = own_sinks(sinks, plan.cp.ulysses_degree, plan.cp.ulysses_rank)
     out: Tensor = _Overlapped.apply(q_HLD, k_KLD, v_KLV, own, plan)
     return out

@@ -6,7 +6,6 @@ Shapes: H query heads, K key heads, L local tokens, D head_dim.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -48,7 +47,7 @@ Windowed = tuple[tuple[int, Attend], ...]
 
 @torch.compiler.disable
 def packed_attention(
-    module: nn.Module,  # noqa: ARG001 (the interface passes it)
+    module: Any,
     q_1HLD: Float[Tensor, "1 H L D"],
     k_1KLD: Float[Tensor, "1 K L D"],
     v_1KLD: Float[Tensor, "1 K L D"],
@@ -88,8 +87,9 @@ def packed_attention(
         )
     standard = q_1HLD.shape[-1] ** -0.5
     q_HLD = q_1HLD[0] if scaling in (None, standard) else q_1HLD[0] * (scaling / standard)
+    up = module.latents_up(k_1KLD) if hasattr(module, "latents_up") else None
     with without_autocast(q_HLD, k_1KLD[0], v_1KLD[0]) as (q_HLD, k_KLD, v_KLD):
-        out_HLD = attend(q_HLD, k_KLD, v_KLD, sinks=s_aux)
+        out_HLD = attend(q_HLD, k_KLD, v_KLD, sinks=s_aux, up=up)
     return out_HLD.transpose(0, 1)[None].contiguous(), None
 
 
@@ -203,7 +203,7 @@ def _hide_broken_torchvision() -> None:
     No model needs it, but ``transformers`` imports what is installed. A module that is None counts as not installed.
     """
     try:
-        importlib.import_module("torchvision")
+        import_module("torchvision")
     except ModuleNotFoundError:
         pass
     except (ImportError, RuntimeError, OSError):
@@ -285,15 +285,10 @@ def encoder_trains(base: Any) -> bool:
     return bool(feature_parameters(base))
 
 
-STATES = {"linear_attention": "gated_delta"}
-"""The module of this folder that makes a kind of layer follow packs, imported for a model that has such layers."""
-
-
 def load_states(config: Any) -> Any:
-    """The module for a model's layers that carry a state; None for a model without."""
+    """The module that makes layers with a state follow packs, imported for a model that has some; None for others."""
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
-    module = next((module for kind, module in STATES.items() if kind in kinds), None)
-    return None if module is None else import_module(f"{__package__}.{module}")
+    return import_module(f"{__package__}.gated_delta") if "linear_attention" in kinds else None
 
 
 def bind_states(

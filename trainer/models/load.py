@@ -172,6 +172,8 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
             part.set_experts_implementation("eager")
     if (states := load_states(config)) is not None:
         states.follow_states(model)
+    if hasattr(config.get_text_config(), "kv_lora_rank"):
+        load_extra("latents").leave_latents(model)
     if family is not None and family.side_by_side:  # as transformers builds it, it would look for a package by the name
         for module in model.modules():
             if isinstance(getattr(module, "config", None), type(config.vision_config)):

@@ -18,8 +18,12 @@ from preshard.trainer.attention.mask import MaskTensors
 from preshard.trainer.core.mesh import Mesh
 
 
-def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any]) -> tuple[int, int]:
-    """Bytes that this rank sends to others in a forward, and in a backward."""
+def bytes_sent(
+    mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str, Any], latent: int = 0, shared: int = 0
+) -> tuple[int, int]:
+    """Bytes that this rank sends to others in a forward, and in a backward. With widths of a latent and of the part of
+    keys that heads share, attention is given these and what expands them.
+    """
     sent = [0]
 
     def count_all_to_all(
@@ -40,11 +44,16 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
 
     all_to_all, all_gather, p2p = dist.all_to_all_single, getattr(dist, ALL_GATHER), dist.batch_isend_irecv
     rank_tokens = len(fields["mask"].doc_ids) // mesh.cp.cp_size
-    keys, kv_heads = fields["head_dim"], fields["kv_heads"]
+    keys, kv_heads, values = fields["head_dim"], fields["kv_heads"], fields["value_dim"] or fields["head_dim"]
+    of_keys = [(1, latent), (1, shared)] if latent else [(kv_heads, keys), (kv_heads, values)]
     inputs = [
         torch.ones(n, rank_tokens, width, dtype=fields["dtype"], requires_grad=True)
-        for n, width in ((fields["heads"], keys), (kv_heads, keys), (kv_heads, fields["value_dim"] or keys))
+        for n, width in ((fields["heads"], keys), *of_keys)
     ]
+    named = {}
+    if latent:
+        sizes = latent, kv_heads, keys - shared + values
+        named["up"] = torch.ones(*sizes, dtype=fields["dtype"], requires_grad=True)
     mask = MaskTensors.from_arrays(fields["mask"]).within(fields["window"])
     attend = bind(kind, fields["layout"], mask, mesh.cp, **options)
     with (
@@ -52,9 +61,9 @@ def bytes_sent(mesh: Mesh, fields: dict[str, Any], kind: str, options: dict[str,
         mock.patch.object(dist, ALL_GATHER, count_all_gather),
         mock.patch.object(dist, "batch_isend_irecv", count_p2p),
     ):
-        out = attend(*inputs)
+        out = attend(*inputs, **named)
         forward = sent[0]
-        torch.autograd.grad(out.sum(), inputs)
+        torch.autograd.grad(out.sum(), [*inputs, *named.values()])
     return forward, sent[0] - forward
 
 
@@ -66,15 +75,16 @@ def sent(gloo_pool: Any, make_mask: Any, make_layout: Any, make_case: Any) -> An
     """Bytes that each rank sends, forward and backward, for one document in bfloat16."""
 
     def run(
-        kind: str, ulysses: int, ring: int, *, window: int | None = None, value_dim: int | None = None, **options: Any
-    ) -> list[tuple[int, int]]:
+        kind: str, ulysses: int, ring: int, *, window: int | None = None, value_dim: int | None = None,
+        latent: tuple[int, int] = (0, 0), **options: Any,
+    ) -> list[tuple[int, int]]:  # fmt: skip
         mask = make_mask([(0, 0, -1)] * TOKENS)
         case = make_case(
             mask=mask, layout=make_layout(mask, "contiguous", ring), ulysses=ulysses, heads=HEADS, kv_heads=KV_HEADS,
             head_dim=HEAD_DIM, value_dim=value_dim, dtype=torch.bfloat16, window=window,
         )  # fmt: skip
         counted: list[tuple[int, int]] = gloo_pool.run(
-            bytes_sent, vars(case), kind, options, ulysses=ulysses, ring=ring
+            bytes_sent, vars(case), kind, options, *latent, ulysses=ulysses, ring=ring
         )
         return counted
 
@@ -113,6 +123,24 @@ def test_bytes_of_two_widths(sent: Any) -> None:
     there_and_back = 2 * (HEADS + 2 * KV_HEADS) * both * TOKENS * 3 // 4 // 4
     for overlap in (False, True):
         assert sent("ulysses", 4, 1, value_dim=10, overlap=overlap) == [(there_and_back, there_and_back)] * 4
+
+
+def test_bytes_of_a_latent(sent: Any) -> None:
+    """Fails when expanded keys travel where a latent is less, a latent where it is more, or either twice."""
+    latent, widths, ring = 11 + 5, {"value_dim": 10, "latent": (11, 5)}, 4
+    slice_of_latents = latent * TOKENS // ring
+    right = [(2 * (ring - 1) * slice_of_latents, (2 + 4) * (ring - 1) * slice_of_latents)] * ring
+    assert latent < KV_HEADS * (HEAD_DIM + 10)
+    assert sent("ring", 1, ring, **widths) == sent("gather", 1, ring, exchange="all", **widths) == right
+    assert sent("gather", 1, ring, **widths) == [
+        (2 * (ring - 1 - s) * slice_of_latents, (2 * (ring - 1 - s) + 4 * s) * slice_of_latents) for s in range(ring)
+    ]
+    heads = 2 * HEADS * (HEAD_DIM + 10) * TOKENS // 4 // 2
+    both = heads + 2 * latent * TOKENS // 4  # a copy for the other rank of the axis
+    assert sent("hybrid", 2, 2, **widths) == [(both + 2 * latent * TOKENS // 2, both + 6 * latent * TOKENS // 2)] * 4
+    wide = {"value_dim": 10, "latent": (48, 5)}
+    assert sent("ring", 1, ring, **wide) == sent("ring", 1, ring, value_dim=10)
+    assert sent("hybrid", 2, 2, **wide) == sent("hybrid", 2, 2, value_dim=10)
 
 
 def test_a_hybrid_ring_sends_no_more_keys_for_its_heads(sent: Any) -> None:

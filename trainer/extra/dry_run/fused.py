@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
+from preshard.trainer.attention.latent import value_width
 from preshard.trainer.extra import saving as memory
 from preshard.trainer.extra.dry_run.device import patched
 from preshard.trainer.extra.dry_run.ledger import Ledger, operator_kind
@@ -56,7 +57,7 @@ def fuse_blocks(model: Any, ledger: Ledger) -> None:
             found = pieces[key]
             if found is None:
                 return plain(self, *args, **named)
-            return found(tensors, list(own.values()), named)
+            return found(self, tensors, list(own.values()), named)
 
         return type(kind.__name__, (kind,), {"forward": forward})
 
@@ -97,15 +98,15 @@ def _like(tensor: Tensor) -> Tensor:
 class _Reached(Exception):  # noqa: N818 (it is no error)
     """A block's attention has been reached."""
 
-    def __init__(self, heads: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        self.heads, self.named = heads, named
+    def __init__(self, module: nn.Module, heads: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+        self.module, self.heads, self.named = module, heads, named
 
 
 class _Pieces:
-    """A block before and after its attention."""
+    """A block before and after its attention, which is that of the submodule of a path."""
 
-    def __init__(self, before: Callable[..., Any], after: Callable[..., Any], named: dict[str, Any]) -> None:
-        self._before, self._after, self._named = before, after, named
+    def __init__(self, before: Callable[..., Any], after: Callable[..., Any], path: str, named: dict[str, Any]) -> None:
+        self._before, self._after, self._path, self._named = before, after, path, named
 
     @classmethod
     def of(
@@ -115,6 +116,7 @@ class _Pieces:
         places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         state = _state_of(block)
         seen: dict[str, Any] = {}
+        paths: list[str] = []
 
         def call(values: Sequence[Tensor], stack: ExitStack) -> Any:
             given = list(leaves)
@@ -131,6 +133,7 @@ class _Pieces:
                     call(values, stack)
                 except _Reached as reached:
                     seen.update(reached.named)
+                    paths.append(next(path for path, each in block.named_modules() if each is reached.module))
                     return reached.heads
             raise _NotReachedError
 
@@ -147,18 +150,21 @@ class _Pieces:
         of_block = tree_unflatten(leaves, spec)[1]
         if any(isinstance(value, Tensor) and name not in of_block for name, value in seen.items()):
             return None
-        q, _, v = first(*values)
-        out = q.new_empty(*q.shape[:-1], v.shape[-1]).transpose(1, 2).contiguous().requires_grad_(q.requires_grad)
+        q, k, v = first(*values)
+        attention: Any = block.get_submodule(paths[0])
+        up = attention.latents_up(k) if hasattr(attention, "latents_up") else None
+        width = value_width(q, v, up)
+        out = q.new_empty(*q.shape[:-1], width).transpose(1, 2).contiguous().requires_grad_(q.requires_grad)
         own = {name: None if name in of_block else value for name, value in seen.items()}
-        pieces = cls(first, _traced(after, ledger, [out, *values]), own)
+        pieces = cls(first, _traced(after, ledger, [out, *values]), paths[0], own)
         leaves.clear()
         seen.clear()
         return pieces
 
-    def __call__(self, tensors: list[Tensor], state: list[Tensor], named: dict[str, Any]) -> Any:
+    def __call__(self, block: nn.Module, tensors: list[Tensor], state: list[Tensor], named: dict[str, Any]) -> Any:
         heads = self._before(*tensors, *state)
         current = {name: named.get(name, value) for name, value in self._named.items()}
-        out, _ = packed_attention(nn.Identity(), *heads, None, **current)
+        out, _ = packed_attention(block.get_submodule(self._path), *heads, None, **current)
         del heads
         return self._after(out, *tensors, *state)
 
@@ -167,8 +173,8 @@ class _NotReachedError(Exception):
     """A block has ended without an attention of packs."""
 
 
-def _reach(_module: nn.Module, q: Tensor, k: Tensor, v: Tensor, _mask: Any, **named: Any) -> Any:
-    raise _Reached((q, k, v), named)
+def _reach(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, _mask: Any, **named: Any) -> Any:
+    raise _Reached(module, (q, k, v), named)
 
 
 @contextmanager
