@@ -17,11 +17,12 @@ from preshard.packer_service.layout.schemes.balanced_gather import gather_owners
 from preshard.packer_service.layout.schemes.balanced_ring import ring_owners
 from preshard.packer_service.layout.solve import solve_layouts
 from preshard.packer_service.plan.blend import blend_order
-from preshard.packer_service.plan.mixture import count_copies, take
+from preshard.packer_service.plan.mixture import count_copies, take, take_mixture
 from preshard.packer_service.plan.order import step_order
 from preshard.packer_service.plan.pack import pack_documents
 from preshard.schemas import VERSION
 from preshard.schemas.boundaries import image_edges
+from preshard.schemas.config import parse_config
 from preshard.schemas.layout import SCHEMES
 from preshard.schemas.sequence import MaskArrays
 
@@ -143,6 +144,18 @@ def taken() -> np.ndarray:
     return np.concatenate([copies, found.document, found.copy_number, found.epoch, found.pass_number])
 
 
+def in_phases() -> np.ndarray:
+    """Documents of two sources in the order of a curriculum of three phases."""
+    columns = {
+        "id_hash": (drawn(400, 12) + drawn(400, 13) * 2**31).astype(np.uint64),
+        "source_number": np.arange(400) % 2,
+        "piece": np.zeros(400, np.int64),
+        "tokens": np.full(400, 100),
+    }
+    shares = [{"until": until, "weights": {"a": a, "b": 1 - a}} for until, a in ((0.25, 0.8), (0.75, 0.5), (1.0, 0.2))]
+    return take_mixture(columns, parse_config({"curriculum": shares}), ["a", "b"])[0].document
+
+
 CASES: dict[str, Callable[[], np.ndarray]] = {
     "plan of 200": lambda: plan(200, 384),
     "plan of 3,000": lambda: plan(3_000, 384),
@@ -160,6 +173,7 @@ CASES: dict[str, Callable[[], np.ndarray]] = {
     "order of epochs": lambda: np.concatenate([of_epochs(5, 16), of_epochs(2**63 - 1, 64), of_epochs(0, 1)]),
     "blended orders": lambda: np.concatenate([blended(300, 64, 1), blended(90, 48, 2), blended(700, 8, 3)]),
     "mixtures": taken,
+    "phases": in_phases,
     "other neighbours": lambda: np.concatenate([again(900, salt) for salt in (1, 2, 2**63 + 5)]),
     "layouts in blocks of 128": lambda: layouts(8_192, 1, 128),
     "layouts in blocks of 32": lambda: layouts(4_096, 2, 32),
