@@ -7,12 +7,7 @@ from collections.abc import Sequence
 import google_crc32c
 import numpy as np
 
-from preshard.schemas.errors import (
-    ColumnsInvalid,
-    LayoutsInvalid,
-    MemberChanged,
-    SequenceInvalid,
-)
+from preshard.schemas.errors import ColumnsInvalid, LayoutsInvalid, MemberChanged, SequenceInvalid
 from preshard.schemas.files.npz import decode_arrays
 from preshard.schemas.layout import TokenLayout, layout_name
 from preshard.schemas.sequence import SEQUENCE_DTYPES, PackedSequence, TokenColumn
