@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -99,6 +99,7 @@ def write_segment(
     name: str,
     rows: Iterable[pa.Table],
     costs: Float64[np.ndarray, "packs"],
+    vision: Float64[np.ndarray, "packs"],
     facts: SegmentFacts | None = None,
 ) -> None:
     """Writes a segment: the cost of each of its packs, then its rows, which say that all is there.
@@ -108,9 +109,10 @@ def write_segment(
         name: of the segment.
         rows: of its packs, with the columns :data:`ROWS`, by pack, in parts of :data:`BATCH_ROWS`.
         costs: of its packs.
+        vision: the vision encoder's part of each.
         facts: what it is; None for a segment that is not one of a partition.
     """
-    plan.write(f"{name}-costs.parquet", encode_table(pa.table({"cost": costs})))
+    plan.write(f"{name}-costs.parquet", encode_table(pa.table({"cost": costs, "vision": vision})))
     batches = (batch for part in rows for batch in part.select(ROWS.names).cast(ROWS).combine_chunks().to_batches())
     write_rows(
         plan, f"{name}.parquet", batches, ROWS, by="pack", facts=lambda: facts.model_dump_json() if facts else ""
@@ -128,10 +130,10 @@ def segment_batches(plan: Folder, packs: SegmentPacks) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def read_costs(plan: Folder, name: str) -> Float64[np.ndarray, "packs"]:
-    """The cost of each pack of a segment in GFLOP."""
+def read_costs(plan: Folder, name: str, column: Literal["cost", "vision"] = "cost") -> Float64[np.ndarray, "packs"]:
+    """The cost of each pack of a segment in GFLOP, or the vision encoder's part of it."""
     with plan.open(f"{name}-costs.parquet") as file:
-        costs: Float64[np.ndarray, "packs"] = pq.read_table(file)["cost"].to_numpy()
+        costs: Float64[np.ndarray, "packs"] = pq.read_table(file, columns=[column])[column].to_numpy()
     return costs
 
 

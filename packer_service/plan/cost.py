@@ -179,5 +179,17 @@ def pack_cost(
     """
     linear = np.float64(model.linear_flops_per_token * seq_len)
     attention = tiles * np.float64(model.attention_flops_per_tile) / sum(model.weights)
-    vision = loads.astype(np.float64) * np.float64(_TRAINING * 2)
-    return ((linear + attention) + vision) / _GIGA
+    return ((linear + attention) + _vision_flops(loads)) / _GIGA
+
+
+def vision_cost(loads: Int64[np.ndarray, "packs"]) -> Float64[np.ndarray, "packs"]:
+    """The vision encoder's part of :func:`pack_cost`, in GFLOP.
+
+    Args:
+        loads: its work for each pack, in multiplications of its forward pass.
+    """
+    return _vision_flops(loads) / _GIGA
+
+
+def _vision_flops(loads: Int64[np.ndarray, "packs"]) -> Float64[np.ndarray, "packs"]:
+    return loads.astype(np.float64) * np.float64(_TRAINING * 2)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int64
 
 from preshard.packer_service.plan.blend import tokens_by_source
-from preshard.packer_service.plan.cost import CostModel, pack_cost
+from preshard.packer_service.plan.cost import CostModel, pack_cost, vision_cost
 from preshard.packer_service.plan.kinds import sort_rows
 from preshard.packer_service.plan.order import check_window, partition_seed, step_order
 from preshard.packer_service.plan.pack import pack_documents
@@ -34,6 +34,7 @@ class Plan:
         length: real tokens.
         aligned_length: tokens that the document takes up, its padding at the end included.
         cost: cost of each pack in GFLOP, in step order.
+        vision: the vision encoder's part of it.
         pack_edges: the first row of each pack, then the number of rows. Packs are numbered from 0 in step order.
     """
 
@@ -43,6 +44,7 @@ class Plan:
     length: Int64[np.ndarray, "docs"]
     aligned_length: Int64[np.ndarray, "docs"]
     cost: Float64[np.ndarray, "packs"]
+    vision: Float64[np.ndarray, "packs"]
     pack_edges: Int64[np.ndarray, "packs_plus_1"]
 
     @property
@@ -148,19 +150,22 @@ def make_plan(
         )
         n_packs = int(opened_in[part].max()) + 1
     loads = images * cost_model.vision_work_per_crop if loads is None else np.asarray(loads, np.int64)
+    pack_loads = _sum_by_pack(opened_in, loads, n_packs)
+    vision = vision_cost(pack_loads)
     cost = pack_cost(
         cost_model,
         seq_len=seq_len,
         tiles=np.bincount(
             opened_in, weights=cost_model.attended_tiles(tokens, np.asarray(areas, np.int64)), minlength=n_packs
         ),
-        loads=_sum_by_pack(opened_in, loads, n_packs),
+        loads=pack_loads,
     )
     del images, patches, loads  # a copy each, beside which those of the plan would be made
     order = step_order(
         cost,
         window=window,
         seed=seed,
+        vision=vision,
         tokens=None if sources is None else tokens_by_source(opened_in, np.asarray(sources), tokens, n_packs),
         epochs=None if epochs is None else _epochs_of_packs(opened_in, np.asarray(epochs), n_packs),
     )
@@ -178,6 +183,7 @@ def make_plan(
         length=tokens[document],
         aligned_length=aligned_length,
         cost=cost[order],
+        vision=vision[order],
         pack_edges=edges,
     )
 

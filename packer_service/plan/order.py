@@ -8,9 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int, Int64, UInt64
 
+from preshard.packer_service.plan.alike import order_alike
 from preshard.packer_service.plan.blend import blend_order
 from preshard.schemas.dataset.step_order import mix64, part_size, places_in_group, rest_order
 from preshard.schemas.errors import PlanError
+
+_Weights = tuple[Float64[np.ndarray, "packs"], Float64[np.ndarray, "packs"] | None]
+"""The cost of each pack, and the vision encoder's part of it where there is one."""
 
 _PARTITION_STEP = 0x1CE4E5B9BF58476D
 """Difference of the seeds of two partitions: odd and large, so that it is no small sum of epochs and seeds."""
@@ -21,22 +25,26 @@ def step_order(
     *,
     window: int,
     seed: int,
+    vision: Float64[np.ndarray, "packs"] | None = None,
     tokens: Int64[np.ndarray, "packs sources"] | None = None,
     epochs: Int64[np.ndarray, "packs"] | None = None,
 ) -> Int64[np.ndarray, "packs"]:
-    """Orders packs so that every aligned group of ``window`` of them is a run of neighbours in cost.
+    """Orders packs so that every aligned group of ``window`` of them is a set of neighbours in cost.
 
-    Inside a group the seed shuffles the packs so that every aligned sub-group of a size that divides the window is
-    again a run of neighbours (:mod:`preshard.schemas.dataset.step_order`). The seed also orders the groups, which
-    is then changed so that sources are mixed evenly
-    (:func:`~preshard.packer_service.plan.blend.blend_order`). When the number of packs does not divide by ``window``,
-    the rest comes last: it is the run of neighbours without which the other groups are the most even. Where parts of a
-    group may change places, it is ordered as whole parts and a rest in the same way; otherwise by cost, either way
-    round. Groups hold packs of one epoch, and stand in the order of epochs; the packs that are left over of several
-    epochs are ordered together, behind them.
+    Without work of a vision encoder that is a run in order of cost. With it, groups are neighbours in the encoder's
+    part and in the rest (:func:`~preshard.packer_service.plan.alike.order_alike`), as ranks wait for each other
+    behind either. Inside a group the seed shuffles the packs so that every aligned sub-group of a size that divides
+    the window is again a set of neighbours (:mod:`preshard.schemas.dataset.step_order`). The seed also orders the
+    groups, which is then changed so that sources are mixed evenly
+    (:func:`~preshard.packer_service.plan.blend.blend_order`). When the number of packs does not divide by
+    ``window``, the rest comes last: it is the run of neighbours in cost without which the other groups are the most
+    even. Where parts of a group may change places, it is ordered as whole parts and a rest in the same way;
+    otherwise by cost, either way round. Groups hold packs of one epoch, and stand in the order of epochs; the packs
+    that are left over of several epochs are ordered together, behind them.
 
     Args:
         costs: cost of each pack, finite and not negative.
+        vision: the part of each cost that is the vision encoder's; None for none.
         window: packs of a group: any data-parallel size that divides it has steps of nearly equal packs.
         seed: chooses the order of the groups and inside of them.
         tokens: tokens of each source in each pack; None to leave the order to the seed.
@@ -50,50 +58,55 @@ def step_order(
         PlanError: ``window`` is not a positive integer.
     """
     check_window(window)
+    weights = costs, vision if vision is not None and vision.any() else None
     numbers = [0] if epochs is None else np.unique(epochs).tolist()
     if len(numbers) < 2:
-        return _shuffle(np.arange(len(costs)), costs, window, seed, tokens)
+        return _shuffle(np.arange(len(costs)), weights, window, seed, tokens)
     of_epochs = [
-        _groups_and_rest(np.flatnonzero(epochs == number), costs, window, (seed + number) % 2**63, tokens)
+        _groups_and_rest(np.flatnonzero(epochs == number), weights, window, (seed + number) % 2**63, tokens)
         for number in numbers
     ]
     left = np.sort(np.concatenate([rest for _, rest in of_epochs]))
-    return np.concatenate([*(groups for groups, _ in of_epochs), _shuffle(left, costs, window, seed, tokens)])
+    return np.concatenate([*(groups for groups, _ in of_epochs), _shuffle(left, weights, window, seed, tokens)])
 
 
 def _shuffle(
     packs: Int64[np.ndarray, "some"],
-    costs: Float64[np.ndarray, "packs"],
+    weights: _Weights,
     window: int,
     seed: int,
     tokens: Int64[np.ndarray, "packs sources"] | None,
 ) -> Int64[np.ndarray, "some"]:
     """Some packs in step order: whole groups, whole parts of one, whole parts of those, down to single packs."""
-    groups, rest = _groups_and_rest(packs, costs, window, seed, tokens)
+    groups, rest = _groups_and_rest(packs, weights, window, seed, tokens)
     part = part_size(window)
     if part is None:  # the parts of one size would cut through those of another
         return np.concatenate(
             [groups, rest[rest_order(len(rest), window, int(_hash(np.zeros(1, np.uint64), seed)[0]))]]
         )
     if len(rest):
-        rest = _shuffle(rest, costs, part, (seed + 1) % 2**63, None)
+        rest = _shuffle(rest, weights, part, (seed + 1) % 2**63, None)
     return np.concatenate([groups, rest])
 
 
 def _groups_and_rest(
     packs: Int64[np.ndarray, "some"],
-    costs: Float64[np.ndarray, "packs"],
+    weights: _Weights,
     window: int,
     seed: int,
     tokens: Int64[np.ndarray, "packs sources"] | None,
 ) -> tuple[Int64[np.ndarray, "grouped"], Int64[np.ndarray, "rest"]]:
     """Some packs: those of whole groups in step order, and what is left over in order of cost."""
+    costs, vision = weights
     by_cost = packs[np.argsort(costs[packs], kind="stable")]
     n_groups, n_rest = divmod(len(packs), window)
     rest_at = _rest_position(costs[by_cost], window) if n_rest else 0
     in_group = np.ones(len(packs), bool)
     in_group[rest_at : rest_at + n_rest] = False
-    groups = by_cost[in_group].reshape(n_groups, window)
+    grouped = by_cost[in_group]
+    if vision is not None and window > 1:
+        grouped = grouped[order_alike(vision[grouped], costs[grouped] - vision[grouped], window)]
+    groups = grouped.reshape(n_groups, window)
     hashes = _hash(np.arange(n_groups, dtype=np.uint64), seed)
     inside = places_in_group(np.tile(np.arange(window), n_groups), window, np.repeat(hashes, window))
     moved = np.take_along_axis(groups, inside.reshape(n_groups, window), axis=1)
@@ -175,19 +188,35 @@ def straggler_ratio(costs: Float64[np.ndarray, "packs"], dp_size: int) -> float:
     Raises:
         PlanError: ``dp_size`` is not positive.
     """
+    largest, mean = _of_steps(costs, dp_size)
+    if not len(mean):
+        return 1.0
+    return math.fsum(np.where(mean > 0, largest / np.where(mean > 0, mean, 1.0), 1.0)) / len(mean)
+
+
+def part_straggler(work: Float64[np.ndarray, "packs"], dp_size: int) -> float:
+    """Sum over the steps of their largest work / sum of their mean work, for a part of what packs cost.
+
+    Unlike that of the whole cost, work of a part may be next to nothing in some steps, which is soon waited for
+    however uneven it is. Steps are those of :func:`straggler_ratio`; 1.0 is the result without any work.
+
+    Raises:
+        PlanError: ``dp_size`` is not positive.
+    """
+    largest, mean = (math.fsum(values) for values in _of_steps(work, dp_size))
+    return largest / mean if mean else 1.0
+
+
+def _of_steps(
+    costs: Float64[np.ndarray, "packs"], dp_size: int
+) -> tuple[Float64[np.ndarray, "steps"], Float64[np.ndarray, "steps"]]:
+    """Largest and mean cost of each step."""
     if dp_size < 1:
         raise PlanError(f"dp_size is {dp_size}; a data-parallel step takes at least 1 pack")
-    if not len(costs):
-        return 1.0
-    width = min(dp_size, len(costs))
-    n_steps = len(costs) // width
-    return math.fsum(_ratios(costs[: n_steps * width].reshape(n_steps, width))) / n_steps
-
-
-def _ratios(steps: Float64[np.ndarray, "steps packs"]) -> Float64[np.ndarray, "steps"]:
+    width = max(1, min(dp_size, len(costs)))
+    steps = costs[: len(costs) // width * width].reshape(-1, width)
     # in the order of the packs: along the last axis NumPy sums up in an order that depends on the processor
-    mean = np.add.reduce(np.ascontiguousarray(steps.T)) / steps.shape[1]
-    return np.where(mean > 0, steps.max(axis=1, initial=0.0) / np.where(mean > 0, mean, 1.0), 1.0)
+    return steps.max(axis=1, initial=0.0), np.add.reduce(np.ascontiguousarray(steps.T)) / width
 
 
 def _hash(values: UInt64[np.ndarray, "n"], seed: int) -> UInt64[np.ndarray, "n"]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from preshard.packer_service.plan.make import Plan
-from preshard.packer_service.plan.order import check_dp_sizes, straggler_ratio, window_sizes
+from preshard.packer_service.plan.order import check_dp_sizes, part_straggler, straggler_ratio, window_sizes
 from preshard.packer_service.plan.records import FillLimit
 from preshard.packer_service.report.records import PlanFill
 from preshard.schemas.config import PackConfig
@@ -94,22 +94,26 @@ def straggler_ratios(
     cost: Float64[np.ndarray, "packs"], config: PackConfig, dp_sizes: Sequence[int]
 ) -> dict[int, float]:
     """Straggler ratios by data-parallel size: the arguments and errors are those of :func:`fill_of`."""
-    window = config.order.window
-    check_dp_sizes(dp_sizes, window)
-    sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
-    # fewer packs than ranks are no step
-    return {size: straggler_ratio(cost, size) for size in sizes if size <= len(cost)}
+    return {size: straggler_ratio(cost, size) for size in _step_sizes(len(cost), config, dp_sizes)}
 
 
 def encoder_stragglers(
     loads: Int64[np.ndarray, "packs"], config: PackConfig, dp_sizes: Sequence[int] = ()
 ) -> dict[int, float]:
-    """Straggler ratios of the vision encoder's work alone, by data-parallel size; none where no pack has any.
+    """Stragglers of the vision encoder's work alone, by data-parallel size; none where no pack has any.
 
     Raises:
         PlanError: a data-parallel size does not divide the window.
     """
-    return straggler_ratios(loads.astype(np.float64), config, dp_sizes) if loads.any() else {}
+    sizes = _step_sizes(len(loads), config, dp_sizes)
+    return {size: part_straggler(loads.astype(np.float64), size) for size in sizes} if loads.any() else {}
+
+
+def _step_sizes(n_packs: int, config: PackConfig, dp_sizes: Sequence[int]) -> list[int]:
+    window = config.order.window
+    check_dp_sizes(dp_sizes, window)
+    sizes = dp_sizes or [size for size in window_sizes(window) if size & (size - 1) == 0]
+    return [size for size in sizes if size <= n_packs]  # fewer packs than ranks are no step
 
 
 def _percentiles(cost: Float64[np.ndarray, "packs"]) -> dict[int, float]:

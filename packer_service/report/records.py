@@ -106,8 +106,8 @@ class EncoderSteps(Figures):
     """Evenness of the vision encoder's work in a step, which is waited for by itself where ranks meet behind it."""
 
     encoder_straggler: dict[int, float] = Field(
-        description="By data-parallel size: mean over steps of the largest work of the vision encoder for a pack over "
-        "its mean. Empty without images.",
+        description="By data-parallel size: the largest work of the vision encoder for a pack of each step, summed up "
+        "over steps, over the sum of their means. Empty without images.",
         examples=[{"1": 1.0, "2": 1.0215}],
     )
 

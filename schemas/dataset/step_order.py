@@ -14,13 +14,15 @@ from jaxtyping import Int64, UInt64
 
 def part_size(window: int) -> int | None:
     """Packs of the largest parts of a group that may change places; None where it can only be turned round."""
-    if window == 1:
-        return 1
-    prime = next((number for number in range(2, int(window**0.5) + 1) if window % number == 0), window)
-    power = prime
+    power = prime = smallest_prime(window)
     while power < window:
         power *= prime
     return window // prime if power == window else None
+
+
+def smallest_prime(number: int) -> int:
+    """The smallest prime that divides a number; 1 for 1."""
+    return next((divisor for divisor in range(2, int(number**0.5) + 1) if number % divisor == 0), number)
 
 
 def places_in_group(

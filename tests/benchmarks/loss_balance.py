@@ -1,17 +1,20 @@
-"""Tokens under loss, of the packs of a step and of the ranks of a pack, and the time that they take beside the rest.
+"""Evenness of a step: cost, the encoder's part of it by itself, and tokens under loss, also on the ranks of a pack.
 
     python tests/benchmarks/loss_balance.py [--documents 60000] [--packs 12]
 
+Each figure of steps is that of packs ordered by cost alone -> as the planner orders them. ``both`` is the largest
+work of the encoder plus the largest of the rest, over their means, as where ranks wait behind the encoder, too; its
+``bound``, which no order is below, has each of the two in order of size. A token without loss has no logits, which
+the cost counts for all: ``with logits`` leaves theirs out, for an 8B model, and ``labels known`` is an order by that.
 Under loss are all of a text, of other documents the half of their text that follows the images, and half of each
-annotation. A token without loss has no logits, so that a pack with more of them takes longer than its cost says, which
-counts logits for all: ``with logits`` is the straggler of the cost with those of the tokens under loss alone, for an 8B
-model. ``of ranks`` is the largest over the mean of the ring ranks of a pack.
+annotation. On the ranks of a pack: the largest over the mean of the tokens under loss of its ring ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +28,12 @@ from preshard.packer_service.layout.mask import MaskIndex  # noqa: E402
 from preshard.packer_service.layout.solve import solve_layouts  # noqa: E402
 from preshard.packer_service.plan.cost import CostModel, causal_area  # noqa: E402
 from preshard.packer_service.plan.make import make_plan  # noqa: E402
-from preshard.packer_service.plan.order import straggler_ratio  # noqa: E402
+from preshard.packer_service.plan.order import part_straggler, step_order, straggler_ratio  # noqa: E402
 from preshard.schemas.config import PackConfig  # noqa: E402
 from preshard.schemas.layout import SCHEMES, rank_positions  # noqa: E402
 
 SIZES = (8, 64, 512)
+WINDOW = 512
 RING = 8
 
 
@@ -45,23 +49,48 @@ def steps(name: str, n: int) -> None:
     images = drawn.images.astype(np.int64)
     plan = make_plan(
         tokens=drawn.tokens.astype(np.int64), images=images, areas=causal_area(drawn.tokens.astype(np.int64)),
-        seq_len=SEQ_LEN, max_images=384, alignment=16, window=512, seed=0, cost_model=model,
+        seq_len=SEQ_LEN, max_images=384, alignment=16, window=WINDOW, seed=0, cost_model=model,
     )  # fmt: skip
     loss = np.zeros(plan.n_packs, np.int64)
     np.add.at(loss, plan.pack_id, learnt(drawn)[plan.document])
-    crops = np.zeros(plan.n_packs, np.int64)
-    np.add.at(crops, plan.pack_id, images[plan.document])
-    logits = 6 * model.model.hidden_size * model.model.vocab_size / 1e9
-    whole = plan.cost - (SEQ_LEN - loss) * logits
-    for of, values in (
-        ("cost", plan.cost), ("tokens under loss", loss.astype(np.float64)), ("with logits", whole),
-        ("encoder", crops.astype(np.float64)),
-    ):  # fmt: skip
-        cells = "".join(f"{straggler_ratio(values, size):>10.4f}" for size in SIZES)
-        print(f"{name:<10} {of:<18}{cells}")
-    encoder = float(crops.sum()) * model.vision_work_per_crop * 6 / 1e9 / plan.cost.sum()
-    shares = f"{loss.sum() / SEQ_LEN / plan.n_packs:.1%} of all tokens under loss, encoder {encoder:.1%} of the cost"
-    print(f"{name:<10} {plan.n_packs} packs, {shares}")
+    unused = (SEQ_LEN - loss) * (6 * model.model.hidden_size * model.model.vocab_size / 1e9)
+    vision, rest, less = plan.vision, plan.cost - plan.vision, plan.cost - plan.vision - unused
+    by_cost = step_order(plan.cost, window=WINDOW, seed=0)
+    by_both = np.arange(plan.n_packs)
+    by_less = step_order(vision + less, window=WINDOW, seed=0, vision=vision)
+    rows = [
+        ("cost", by_both, lambda order, size: straggler_ratio(plan.cost[order], size)),
+        ("encoder", by_both, lambda order, size: part_straggler(vision[order], size)),
+        ("both", by_both, lambda order, size: waited(vision[order], rest[order], size)),
+        ("tokens under loss", by_both, lambda order, size: straggler_ratio(loss[order].astype(np.float64), size)),
+        ("both, with logits", by_both, lambda order, size: waited(vision[order], less[order], size)),
+        ("labels known", by_less, lambda order, size: waited(vision[order], less[order], size)),
+    ]
+    for of, order, figure in rows:
+        cells = (f"{figure(by_cost, size):.4f} -> {figure(order, size):.4f}" for size in SIZES)
+        print(f"{name:<10} {of:<18}" + "".join(f"{cell:>20}" for cell in cells))
+    cells = (waited(np.sort(vision), np.sort(rest), size) for size in SIZES)
+    print(f"{name:<10} {'bound of both':<18}" + "".join(f"{cell:>20.4f}" for cell in cells))
+    shares = f"{loss.sum() / SEQ_LEN / plan.n_packs:.1%} of all tokens under loss"
+    print(f"{name:<10} {plan.n_packs} packs, {shares}, encoder {vision.sum() / plan.cost.sum():.1%} of the cost")
+
+
+def waited(vision: np.ndarray, rest: np.ndarray, size: int) -> float:
+    """Time of steps whose ranks wait for each other behind the encoder, too, over that of steps of equal packs."""
+    parts = [part[: len(part) // size * size].reshape(-1, size) for part in (vision, rest)]
+    return sum(part.max(axis=1).sum() for part in parts) / sum(part.mean(axis=1).sum() for part in parts)
+
+
+def ordering(n_packs: int = 1 << 20) -> None:
+    """Time of ordering packs whose two costs have nothing to do with each other."""
+    vision, rest = np.random.default_rng(0).random((2, n_packs))
+    for window in (8, 64, 512):
+        seconds = []
+        for part in (None, vision):
+            begun = time.process_time()
+            step_order(vision + rest, window=window, seed=0, vision=part)
+            seconds.append(time.process_time() - begun)
+        print(f"order of {n_packs:,} packs, window {window}: {seconds[0]:.2f} -> {seconds[1]:.2f} s of processor time")
 
 
 def ranks(name: str, n: int) -> None:
@@ -101,9 +130,10 @@ def main() -> None:
     parser.add_argument("--packs", type=int, default=12)
     given = parser.parse_args()
     print(hardware())
-    print(f"largest over mean pack of a step\n{'':<29}" + "".join(f"{f'DP {size}':>10}" for size in SIZES))
+    print(f"largest over mean pack of a step\n{'':<29}" + "".join(f"{f'DP {size}':>20}" for size in SIZES))
     for name in MIXTURES:
         steps(name, given.documents)
+    ordering()
     print(f"largest over mean rank of {RING}, {given.packs} packs\n{'':<29}{'mean':>10}{'worst':>10}")
     for name in MIXTURES:
         ranks(name, given.packs)

@@ -59,7 +59,7 @@ def test_every_thousand_packs_of_unlike_sources_hold_each_in_its_share(epochs: i
     shares = tokens.sum(axis=0) / tokens.sum()
     assert len(stretches) >= 2 * epochs
     assert np.abs(stretches / stretches.sum(axis=1, keepdims=True) - shares).max() < 0.005
-    assert straggler_ratio(plan.cost, 64) < 1.01
+    assert straggler_ratio(plan.cost, 64) < 1.02
     fewest = max(plan.aligned_length.sum() / SEQ_LEN, images.sum() / MAX_IMAGES)
     assert plan.n_packs <= 1.002 * fewest
     used = np.add.reduceat(images[plan.document], plan.pack_edges[:-1])

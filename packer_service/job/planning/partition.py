@@ -198,7 +198,7 @@ def plan_partition(
     del columns
     name, to = segment_name(part.number), folder / PLAN_FOLDER
     to.write(f"{name}-rejects.parquet", encode_table(rejects))
-    write_segment(to, name, _plan_rows(documents, taken, plan), plan.cost, facts)
+    write_segment(to, name, _plan_rows(documents, taken, plan), plan.cost, plan.vision, facts)
     counts = TaskCounts(amounts={"documents": plan.n_documents, "packs": plan.n_packs})
     del documents, taken, plan
     give_back_memory()  # the next partition may be planned in the same process

@@ -262,17 +262,21 @@ def plan_left(parts: Sequence[SegmentPacks], config: PackConfig, work: str) -> T
             packs.append(table["pack"].to_numpy() + (n_packs - part.first))
             tables.append(table)
         n_packs += part.end - part.first
-    costs = np.concatenate([read_costs(folder, part.segment)[part.first : part.end] for part in parts])
+    costs, vision = (
+        np.concatenate([read_costs(folder, part.segment, column)[part.first : part.end] for part in parts])
+        for column in ("cost", "vision")
+    )
     rows, pack = pa.concat_tables(tables), np.concatenate(packs)
     if n_packs:
         tokens = tokens_by_source(pack, rows["source_number"].to_numpy(), rows["length"].to_numpy(), n_packs)
-        order = step_order(costs, window=config.order.window, seed=config.order.seed, tokens=tokens)
+        order = step_order(costs, window=config.order.window, seed=config.order.seed, vision=vision, tokens=tokens)
         position = np.empty(n_packs, np.int64)
         position[order] = np.arange(n_packs)
-        costs, pack = costs[order], position[pack]
+        costs, vision, pack = costs[order], vision[order], position[pack]
         by_pack = np.argsort(pack, kind="stable")
         rows = rows.set_column(0, "pack", pa.array(pack)).take(pa.array(by_pack))
-    write_segment(folder, LEFT, (rows.slice(at, BATCH_ROWS) for at in range(0, len(rows), BATCH_ROWS)), costs)
+    batches = (rows.slice(at, BATCH_ROWS) for at in range(0, len(rows), BATCH_ROWS))
+    write_segment(folder, LEFT, batches, costs, vision)
     return TaskCounts(amounts={"packs": n_packs})
 
 

@@ -136,7 +136,7 @@ function encoder({ name }) {
       ],
     }),
   );
-  const note = "The mean over steps of the largest work of the vision encoder for a pack over its mean. It is part of the cost, and counts by itself where ranks wait for each other behind the encoder.";
+  const note = "The largest work of the vision encoder for a pack of each step, summed up over steps, over the sum of their means. It is part of the cost, and counts by itself where ranks wait for each other behind the encoder.";
   return card("The vision encoder alone", shown, { note });
 }
 
