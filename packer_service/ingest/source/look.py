@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from preshard.packer_service.ingest.media.reach import found_below, is_absolute, spelled_otherwise
+from preshard.packer_service.ingest.media.nearby import found_below, spelled_otherwise
+from preshard.packer_service.ingest.media.reach import is_absolute
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described, encoding, stand_in
 from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
 from preshard.packer_service.ingest.source.containers.compressed import head, spooled
