@@ -39,7 +39,8 @@ LIMIT = "64MB"
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits that are as short as faults here are."""
+    """Waits that are as short as faults here are, and no sample that is small enough to be read whole."""
+    monkeypatch.setattr("preshard.trainer.extra.store.SMALL", 0)
     monkeypatch.setattr("preshard.trainer.extra.store.FIRST_WAIT", 0.001)
     monkeypatch.setattr("preshard.trainer.extra.store.LEAST_SLOW", 600.0)
     monkeypatch.setattr(range_server, "STALL", 0.3)
@@ -101,17 +102,25 @@ def test_the_first_pack_is_read_alone() -> None:
     assert list(read_ahead(iter(calls), 2)) == [(0, False), (1, 1), (2, 2), (3, 3), (4, 4)]
 
 
-def test_a_store_that_never_answers_ends_with_its_last_error(
-    tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fails when a run waits for ever for a store, or ends without what it said."""
-    monkeypatch.setattr("preshard.trainer.extra.store.PATIENCE", 0.2)
-    down: list[bool] = []
-    with served_ranges(tiny_dataset, fault=lambda *_: "throttled" if down else "") as server:
-        dataset = PackedDataset(server.uri, **SPLIT)
-        down.append(True)
-        with pytest.raises(ReaderError, match=r"shards/.*: asked \d+ times, last: .*(SLOW_DOWN|SlowDown|503)"):
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "throttles"])
+def test_a_store_that_never_answers_is_named(tiny_dataset: Path, hangs: bool) -> None:
+    """Fails when a run waits longer for a store than it was told, or ends without what it said."""
+    down, over = threading.Event(), threading.Event()
+    wait: dict[str, Any] = {"before": lambda _: over.wait(60) if down.is_set() else None}
+    refuse: dict[str, Any] = {"fault": lambda *_: "throttled" if down.is_set() else ""}
+    last = "no answer" if hangs else "(SLOW_DOWN|SlowDown|503)"
+    with served_ranges(tiny_dataset, **(wait if hangs else refuse)) as server:
+        dataset = PackedDataset(server.uri, **SPLIT, store_timeout=0.4)
+        down.set()
+        said = r": no usable answer in 0\.4 s \(asked .*, last: .*" + last + r".*; store_timeout \(--store-timeout\)"
+        with pytest.raises(ReaderError, match=r"^s3://folder/shards/preshard-\d+\.tar\?.*" + said):
             list(dataset)
+        opening = r"^s3://folder/manifest\.json\?.*" + said.replace(last, "")  # a client of its own asks again
+        with pytest.raises(ReaderError, match=opening):
+            PackedDataset(server.uri, **SPLIT, store_timeout=0.4)
+        over.set()
+    with pytest.raises(ReaderError, match="store_timeout is 0; give seconds above 0"):
+        PackedDataset(server.uri, store_timeout=0)
 
 
 def test_what_is_missing_or_short_is_no_fault_of_the_store(tiny_dataset: Path, tmp_path: Path) -> None:

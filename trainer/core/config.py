@@ -146,6 +146,9 @@ class TrainConfig(BaseModel):
         None, description="Folder on the node's disk where its processes keep what they read, across epochs and runs."
     )
     cache_limit: str | None = Field(None, description="Bytes that --cache-dir may take, such as 500GB.")
+    store_timeout: float | None = Field(
+        None, gt=0, description="Seconds after which a store that fails or hangs ends the run; by default 120."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where to compute; auto is CUDA if there is a device."
     )

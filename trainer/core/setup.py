@@ -155,8 +155,8 @@ def make_mesh(config: TrainConfig, world_size: int, device_type: str) -> Mesh:
 def open_dataset(config: TrainConfig, data: str | list[tuple[str, float]], cp_rank: int, **dealt: Any) -> PackedDataset:
     """A dataset, or several with weights, as a rank of a pack reads it; all packs, unless they are dealt."""
     part: Any = {"ulysses_degree": config.ulysses, "ring_degree": config.ring, "cp_rank": cp_rank}
-    cache: Any = {"cache_dir": config.cache_dir, "cache_limit": config.cache_limit}
-    return PackedDataset(data, layout=config.layout, **part, **cache, **dealt)
+    reads: Any = {name: getattr(config, name) for name in ("cache_dir", "cache_limit", "store_timeout")}
+    return PackedDataset(data, layout=config.layout, **part, **reads, **dealt)
 
 
 def _check_parts(config: TrainConfig) -> tuple[Any, dict[str, Any], Any]:

@@ -67,6 +67,7 @@ class PackedDataset(IterableDataset[RankBatch]):
         filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
         cache_dir: a folder on this node's disk in which all of its processes keep what they read, across runs.
         cache_limit: bytes that it may take, as a number or a text such as ``500GB``.
+        store_timeout: seconds after which a store that fails or hangs is an error; by default 120.
         ahead: packs that this process reads ahead, in threads, while others are used; by default two from a store or
             through a cache, and none from a disk. A loader's worker does so too.
 
@@ -94,14 +95,16 @@ class PackedDataset(IterableDataset[RankBatch]):
         filesystem: FileSystem | None = None,
         cache_dir: str | Path | None = None,
         cache_limit: int | str | None = None,
+        store_timeout: float | None = None,
         ahead: int | None = None,
     ) -> None:
         part = RankPart(scheme=layout, ulysses_degree=ulysses_degree, ring_degree=ring_degree, cp_rank=cp_rank)
-        cache = {} if cache_dir is cache_limit is None else {"cache_dir": cache_dir, "cache_limit": cache_limit}
+        reads = {"cache_dir": cache_dir, "cache_limit": cache_limit, "store_timeout": store_timeout}
+        reads = {name: value for name, value in reads.items() if value is not None}
         given = [(path, 1.0)] if isinstance(path, str | Path) else list(path)
         if not given:
             raise ReaderError("no dataset given; give at least one path with its weight")
-        self.readers = [PackReader(DatasetFiles(each, filesystem, **cache), part) for each, _ in given]
+        self.readers = [PackReader(DatasetFiles(each, filesystem, **reads), part) for each, _ in given]
         self._ahead = load_extra("store").AHEAD if ahead is None and self.readers[0].files.store else ahead or 0
         self.split = self.readers[0].split
         check_rank("dp_rank", dp_rank, "dp_size", dp_size)

@@ -42,7 +42,7 @@ class DatasetFiles:
     Args:
         path: the dataset's folder, a path or a URI that pyarrow opens (``s3://bucket/dataset``).
         filesystem: the filesystem that holds ``path``, where a path or URI cannot say it.
-        cache: ``cache_dir`` and ``cache_limit``, as of ``PackedDataset``.
+        reads: ``cache_dir``, ``cache_limit`` and ``store_timeout``, as of ``PackedDataset``.
 
     Raises:
         ManifestMissing: there is no ``manifest.json``: the folder is not a dataset, or its job has not finished.
@@ -50,18 +50,18 @@ class DatasetFiles:
         ReaderError: no filesystem opens the URI.
     """
 
-    def __init__(self, path: str | Path, filesystem: fs.FileSystem | None = None, **cache: Any) -> None:
+    def __init__(self, path: str | Path, filesystem: fs.FileSystem | None = None, **reads: Any) -> None:
         self.location = str(path)
         self._filesystem, self._root = (filesystem, self.location) if filesystem else self._located()
         self._open: OrderedDict[str, pa.NativeFile] = OrderedDict()
         self.bytes_read = 0
-        plain = not cache and isinstance(self._filesystem, fs.LocalFileSystem)
-        self.store = None if plain else load_extra("store").open_store(self, self._filesystem, self._root, **cache)
-        self.manifest: ManifestHead = self._persist(self._read_manifest)
+        plain = not reads and isinstance(self._filesystem, fs.LocalFileSystem)
+        self.store = None if plain else load_extra("store").open_store(self, self._filesystem, self._root, **reads)
+        self.manifest: ManifestHead = self._persist(MANIFEST, self._read_manifest)
         self.config: ReadConfig = read_config(self.manifest)
 
-    def _persist(self, call: Callable[[], Any]) -> Any:
-        return call() if self.store is None else self.store.persist(call)
+    def _persist(self, name: str, call: Callable[[], Any]) -> Any:
+        return call() if self.store is None else self.store.persist(name, call)
 
     def _read_manifest(self) -> ManifestHead:
         why = ": not a dataset, or packing has not finished"
@@ -89,13 +89,13 @@ class DatasetFiles:
             TableInvalid: it is not Parquet with the format's columns.
             ReaderError: no folder holds the places of a large dataset's packs.
         """
-        return self._persist(self._packs)
+        return self._persist(PACKS_TABLE, self._packs)
 
     def _packs(self) -> PackIndex:
         entry = self.manifest.table(PACKS_TABLE)
         if entry.bytes > WHOLE_TABLE:
-            of: Any = {"packs_per_shard": self.config.packs_per_shard, "sparing": self.store is None}
-            return PackIndex.of_file(self.open_packs, entry, **of)
+            places = load_extra("shared_places").share_places(self.open_packs, entry, sparing=self.store is None)
+            return PackIndex(places, packs_per_shard=self.config.packs_per_shard)
         with self.open_packs() as file:
             data: bytes = file.read(entry.bytes + 1)
         digest = hashlib.sha256(data).hexdigest()

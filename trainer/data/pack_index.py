@@ -13,9 +13,8 @@ from jaxtyping import Int64, Shaped
 
 from preshard.schemas.dataset.rows import PACK_COLUMNS
 from preshard.schemas.dataset.table import NumberTable, row_group_edges
-from preshard.schemas.manifest import SHARDS, TableEntry
+from preshard.schemas.manifest import SHARDS
 from preshard.schemas.members import sample_key, shard_name
-from preshard.trainer.extras import load_extra
 
 PACKS_TABLE = "packs.parquet"
 
@@ -71,26 +70,6 @@ class PackIndex:
         table = PackTable(partial(pa.BufferReader, data), rows)
         parts = [table.read(group) for group in range(len(table.edges) - 1)]
         return cls(np.concatenate([np.empty(0, RECORD), *parts]), packs_per_shard=packs_per_shard)
-
-    @classmethod
-    def of_file(
-        cls, opened: Callable[[], Any], entry: TableEntry, *, packs_per_shard: int, sparing: bool = True
-    ) -> PackIndex:
-        """The index of a table whose row groups are read when one of their packs is wanted.
-
-        Args:
-            opened: opens the table; can be pickled.
-            entry: what the manifest says of it.
-            packs_per_shard: packs of every shard but the last.
-            sparing: as of :class:`PackTable`.
-
-        Raises:
-            TableChanged: it has another size than the manifest says.
-            TableInvalid: it is not Parquet with the format's columns.
-            ReaderError: the file that processes share cannot be made.
-        """
-        places = load_extra("shared_places").share_places(opened, entry, sparing=sparing)
-        return cls(places, packs_per_shard=packs_per_shard)
 
     def __len__(self) -> int:
         return len(self._records)

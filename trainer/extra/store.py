@@ -27,9 +27,10 @@ from preshard.schemas.errors import (
     ShardMissing,
     TableMissing,
 )
-from preshard.schemas.files.filesystem import open_regular, read_within
+from preshard.schemas.files.filesystem import join, open_regular, read_within
 from preshard.schemas.files.printed import shown
 from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
+from preshard.trainer.data.pack_index import PACKS_TABLE
 from preshard.trainer.extra.threads import ENDS, start
 from preshard.trainer.extras import load_extra
 
@@ -45,8 +46,11 @@ WHOLE = 256 << 20
 WHOLE_MANIFEST = 1 << 20
 """Largest manifest in bytes that a store is asked for whole, and that is held against its hash: some 6,700 shards."""
 
-PATIENCE = 120.0
-"""Seconds for which a range is asked for again, before the run ends with the store's last error."""
+SMALL = 256 << 10
+"""Largest sample in bytes of which any rank asks for all: a second request would take longer than the rest of it."""
+
+TIMEOUT = 120.0
+"""Seconds for which a range is asked for again, before the run ends with the store's last error, unless it is said."""
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
 """Seconds before a range is asked for again: drawn below the first, doubled with each failure, below the last."""
@@ -55,7 +59,7 @@ SLOW, LEAST_SLOW = 4, 0.2
 """A request is sent a second time after so many times the mean of those before, and after so many seconds at least."""
 
 STUCK = 30.0
-"""Seconds after which both are given up."""
+"""Seconds after which both are given up, and asked for again."""
 
 DAMAGED = 2
 """Further times that a file is read whose bytes cannot be decoded, or a range that is shorter than its file says."""
@@ -83,26 +87,39 @@ class Store:
         filesystem: that holds them.
         root: their folder there.
         cache: of their ranges on this node, or None.
+        timeout: seconds after which a store that fails or hangs is an error.
     """
 
-    def __init__(self, files: Any, filesystem: fs.FileSystem, root: str, cache: Any = None) -> None:
-        self._files, self._root, self._cache = files, root.rstrip("/"), cache
+    def __init__(
+        self, files: Any, filesystem: fs.FileSystem, root: str, cache: Any = None, *, timeout: float = TIMEOUT
+    ) -> None:
+        self._files, self._root, self._cache, self._timeout = files, root.rstrip("/"), cache, timeout
         self.is_remote = not isinstance(filesystem, fs.LocalFileSystem)
         self._filesystem = _asking_once(filesystem) if isinstance(filesystem, fs.S3FileSystem) else filesystem
         self.__setstate__({})
 
-    def persist(self, call: Callable[[], Read]) -> Read:
-        """Calls what opens a file and reads it, again where the store fails or gives what cannot be decoded."""
-        until, wait, faults = time.monotonic() + PATIENCE * self.is_remote, FIRST_WAIT, 0
+    def persist(self, name: str, call: Callable[[], Read]) -> Read:
+        """Calls what opens a file and reads it, again where the store fails or gives what cannot be decoded.
+
+        Raises:
+            ReaderError: the store has not given it within the time.
+        """
+        if not self.is_remote:
+            return call()
+        until, wait, tries, faults = time.monotonic() + self._timeout, FIRST_WAIT, 0, 0
         while True:
+            tries += 1
+            asking = start(call)
             try:
-                return call()
+                return asking.result(max(until - time.monotonic(), 0))
             except (ManifestMissing, TableMissing):
                 raise
             except (FormatError, OSError) as error:
                 faults += isinstance(error, FormatError)
-                if _lasts(error) or faults > DAMAGED or time.monotonic() + wait > until:
+                if _lasts(error) or faults > DAMAGED:
                     raise
+                if not asking.done() or time.monotonic() + wait > until:
+                    raise self._gave_up(name, tries, str(error)) from None
             _pause(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
@@ -138,8 +155,8 @@ class Store:
             whole: whether it is all of the sample, so that one request is enough.
         """
         with self._lock:  # tables are not for several threads
-            place = self.persist(partial(packs.__getitem__, pack_id))
-        reading = PackRanges(self, place, whole=whole and place.size <= WHOLE)
+            place = self.persist(PACKS_TABLE, partial(packs.__getitem__, pack_id))
+        reading = PackRanges(self, place, whole=place.size <= (WHOLE if whole else SMALL))
         try:
             batch = self._read(reading, place, read)
         finally:
@@ -172,7 +189,7 @@ class Store:
 
         Raises:
             FormatError: the file is missing or ends earlier.
-            ReaderError: the store has not given it in :data:`PATIENCE` seconds.
+            ReaderError: the store has not given it within the time.
         """
 
         def fetch() -> bytes:
@@ -189,15 +206,15 @@ class Store:
         return data
 
     def _fetch(self, name: str, offset: int, size: int, counts: dict[str, int]) -> bytes:
-        until, wait, tries = time.monotonic() + PATIENCE * self.is_remote, FIRST_WAIT, 0
+        until, wait, tries = time.monotonic() + self._timeout * self.is_remote, FIRST_WAIT, 0
         while True:
             tries += 1
             try:
-                data = self._ask_twice(name, offset, size, counts)
+                data = self._ask_twice(name, offset, size, counts, until)
             except OSError as error:
                 if not self.is_remote:
                     raise
-                fault, is_last = " ".join(str(error).split()), _lasts(error)
+                fault, is_last = str(error), _lasts(error)
             else:
                 if len(data) == size:
                     return data
@@ -207,15 +224,21 @@ class Store:
                     raise ShardChanged(name, found)
                 is_last = is_last and not self.is_remote
             if is_last or time.monotonic() + wait > until:
-                tried = "once" if tries == 1 else f"{tries} times"
-                raise ReaderError(shown(f"{self._files.location.rstrip('/')}/{name}: asked {tried}, last: {fault}"))
+                raise self._gave_up(name, tries, fault, lasts=is_last)
             counts["retries"] += 1
             _pause(wait)
             wait = min(2 * wait, LONGEST_WAIT)
             with self._lock:
                 self._open.pop(name, None)
 
-    def _ask_twice(self, name: str, offset: int, size: int, counts: dict[str, int]) -> bytes:
+    def _gave_up(self, name: str, tries: int, fault: str, *, lasts: bool = False) -> ReaderError:
+        where, tried = join(self._files.location, *name.split("/")), "once" if tries == 1 else f"{tries} times"
+        said = f"asked {tried}, last: {' '.join(fault.split()) or 'no answer'}"
+        if not lasts:
+            said = f"no usable answer in {self._timeout:g} s ({said}); store_timeout (--store-timeout) waits longer"
+        return ReaderError(shown(f"{where}: {said}"))
+
+    def _ask_twice(self, name: str, offset: int, size: int, counts: dict[str, int], until: float) -> bytes:
         """Asks for a range, and again beside that where no answer comes as soon as others came; the first counts."""
 
         def ask() -> bytes:
@@ -232,10 +255,10 @@ class Store:
         patience, failed = max(LEAST_SLOW, SLOW * self._mean), None
         while True:
             try:
-                answer = answers.get(timeout=patience)
+                answer = answers.get(timeout=max(min(patience, until - time.monotonic()), 0))
             except queue.Empty:
-                if asked == 2:
-                    raise TimeoutError(f"no answer in {STUCK:.0f} s") from None
+                if asked == 2 or time.monotonic() >= until:
+                    raise TimeoutError(f"no answer in {time.monotonic() - began:.0f} s") from None
                 counts["retries"] += 1
                 start(ask).add_done_callback(answers.put)
                 asked, patience = 2, STUCK
@@ -276,7 +299,7 @@ class Store:
             self._open.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_files", "_filesystem", "_root", "_cache", "is_remote")
+        kept = ("_files", "_filesystem", "_root", "_cache", "_timeout", "is_remote")
         return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -320,20 +343,33 @@ class PackRanges:
 
 
 def open_store(
-    files: Any, filesystem: fs.FileSystem, root: str, cache_dir: Any = None, cache_limit: int | str | None = None
+    files: Any,
+    filesystem: fs.FileSystem,
+    root: str,
+    *,
+    cache_dir: Any = None,
+    cache_limit: int | str | None = None,
+    store_timeout: float = TIMEOUT,
 ) -> Store | None:
     """The reads of a dataset's ranges; None where they are this machine's files, and no cache is asked for.
 
     Raises:
-        ReaderError: a cache without a limit, a limit without a cache, or one that is no size.
+        ReaderError: a cache without a limit, a limit without a cache, or one that is no size; or no time.
     """
+    if store_timeout <= 0:
+        raise ReaderError(f"store_timeout is {store_timeout!r}; give seconds above 0, such as 120")
     if cache_dir is None:
         if cache_limit is not None:
             raise ReaderError(f"cache_limit is {cache_limit!r} without cache_dir: name a folder on this node's disk")
-        return None if isinstance(filesystem, fs.LocalFileSystem) else Store(files, filesystem, root)
+        return (
+            None
+            if isinstance(filesystem, fs.LocalFileSystem)
+            else Store(files, filesystem, root, timeout=store_timeout)
+        )
     if cache_limit is None:
         raise ReaderError(f"cache_dir is {cache_dir} without cache_limit: give the bytes it may take, such as '500GB'")
-    return Store(files, filesystem, root, load_extra("range_cache").RangeCache(cache_dir, cache_limit))
+    cache = load_extra("range_cache").RangeCache(cache_dir, cache_limit)
+    return Store(files, filesystem, root, cache, timeout=store_timeout)
 
 
 def read_ahead(calls: Iterator[tuple[Step, Callable[[], Read]]], number: int) -> Iterator[tuple[Step, Read]]:
