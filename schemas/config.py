@@ -45,6 +45,7 @@ from preshard.schemas.sections import (
     nearest_multiples,
 )
 from preshard.schemas.sequence import TokenColumn
+from preshard.schemas.worded import legal_instead
 
 SHOWN_CHARACTERS = 200
 """Longest value that an error repeats."""
@@ -237,10 +238,11 @@ class PackConfig(ConfigSection):
     def seq_len_step(self) -> tuple[int, str]:
         """Number that ``seq_len`` is a multiple of, and why."""
         step = math.lcm(*(2 * size for size in self.cp_sizes), *(2 * ring for ring in self.ring_degrees))
-        reason = f"2 x each of cp_sizes {list(self.cp_sizes)} and ring_degrees {list(self.ring_degrees)}"
+        reason = f"cp_sizes {list(self.cp_sizes)} and ring_degrees {list(self.ring_degrees)}"
+        reason += ", twice each,"
         if any(scheme in BLOCK_SCHEMES for scheme in self.layouts):
             step = math.lcm(step, *(self.block_size * ring for ring in self.ring_degrees))
-            reason += f" and block_size {self.block_size} x each of ring_degrees"
+            reason += f" and block_size {self.block_size} for each of ring_degrees"
         return step, reason
 
     @model_validator(mode="after")
@@ -248,8 +250,8 @@ class PackConfig(ConfigSection):
         step, reason = self.seq_len_step
         if self.seq_len % step:
             raise ValueError(
-                f"seq_len {self.seq_len} does not divide evenly by {reason}; "
-                f"nearest that do: {nearest_multiples(self.seq_len, step)}"
+                f"seq_len {self.seq_len} is not a multiple of {step}, as {reason} ask for; "
+                f"take seq_len={nearest_multiples(self.seq_len, step, ' or seq_len=')}"
             )
         return self
 
@@ -284,21 +286,22 @@ def parse_config(values: dict[str, Any]) -> PackConfig:
     try:
         return PackConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_one_line(first_violation(error))) from None
+        raise ConfigError(_one_line(first_violation(error), legal_instead(error))) from None
 
 
-def _one_line(violation: Violation) -> str:
+def _one_line(violation: Violation, remedy: str) -> str:
     """A violation as ``field: value is wrong, and what is legal``."""
     if violation.is_unknown_key:
         legal = _legal_keys(violation.place[:-1])
         near = _nearest_key(str(violation.place[-1]), legal)
-        meant = f"did you mean {near}? " if near is not None else ""
-        return f"{violation.path}: unknown key; {meant}legal here: {', '.join(legal)}"
+        return f"{violation.path}: unknown key; " + (
+            f"did you mean {near}?" if near is not None else f"legal here: {', '.join(legal)}"
+        )
     if violation.is_own:
         return str(violation)
     shown = repr(violation.value)
     shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
-    return f"{violation.path}: {shown} is not legal: {violation.message}"
+    return f"{violation.path}: {shown} is not legal: {remedy}"
 
 
 def _nearest_key(key: str, legal: Sequence[str]) -> str | None:

@@ -205,8 +205,8 @@ class PhaseConfig(ConfigSection):
 Phases = Annotated[tuple[PhaseConfig, ...], BeforeValidator(as_tuple), Field(max_length=MAX_PHASES)]
 
 
-def nearest_multiples(value: int, step: int) -> str:
-    """The positive multiples of ``step`` on either side of a value, for a message."""
+def nearest_multiples(value: int, step: int, between: str = " and ") -> str:
+    """The positive multiples of ``step`` on either side of a value, for a message, with words ``between`` them."""
     below = value - value % step
     above = below if below == value else below + step
-    return f"{below} and {above}" if 0 < below < above else f"{above}"
+    return f"{below}{between}{above}" if 0 < below < above else f"{above}"

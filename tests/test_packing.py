@@ -316,7 +316,7 @@ def test_a_picture_that_does_not_decode_leaves_its_place_empty(tmp_path: Path) -
         ),
         ([{"text": "x"}], {"mixture": {"web": 2}}, "mixture: .* choose them before, and leave the key out"),
         ([{"question": "x"}], {}, "documents: question alone is no form; the nearest, .*, needs output"),
-        ([{"text": "x"}], {"seq_len": 7}, "seq_len 7 does not divide evenly"),
+        ([{"text": "x"}], {"seq_len": 7}, "seq_len 7 is not a multiple of"),
         ({"text": ["x", "y"]}, {}, "documents is a dict; give a list of rows"),
     ],
 )

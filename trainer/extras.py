@@ -30,6 +30,7 @@ EXTRAS = {
     "profile": "what is said of a step: a trace of a few of them",
     "trackers": "what is said of a step: TensorBoard, Weights & Biases",
     "waiting": "what is said of a step: what comes before it, while nothing is printed",
+    "wording": "what is said of a step: what may be given in place of a wrong option",
     "work": "what is said of a step: its operations, and their balance over ranks",
     "compiled": "what is on the device: fused blocks",
     "dry_run.report": "what is on the device: a step of one rank, counted without any",

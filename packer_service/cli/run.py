@@ -61,7 +61,7 @@ def demo_model(directory: Path, family: str) -> None:
         from preshard.packer_service.demo.model import write_model_folder
 
         write_model_folder(directory, family)
-    say(f"{directory}: a tiny model of the family {family}; pack for it with --set model={directory}")
+    say(f"{directory}: a tiny model of the family {family}; pack for it with --model {directory}")
 
 
 for _command in (
@@ -87,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo(error.format_message(), err=True)
         code = 2
     except click.ClickException as error:
-        failed = 2, f"{error.format_message()} (preshard --help lists the commands and options)"
+        context = getattr(error, "ctx", None)
+        command = "preshard" if context is None else context.command_path
+        failed = 2, f"{error.format_message()} ({command} --help says more)"
     except Interrupted as stop:
         failed = stop.exit_status, INTERRUPTED
     except (ConfigError, PlanError, FileRefusedError) as error:

@@ -23,7 +23,7 @@ from preshard.packer_service.report.records import (
 )
 from preshard.packer_service.report.stored import read_figures
 from preshard.schemas.errors import ConfigError
-from preshard.schemas.files.printed import without_secrets
+from preshard.schemas.files.printed import several, without_secrets
 from preshard.schemas.files.validation import first_violation
 
 LENGTHS = {5: "5% are at most", 50: "median", 95: "95% are at most", 100: "longest"}
@@ -205,7 +205,7 @@ def _sources(shares: Mapping[str, SourceShare]) -> Iterator[Entry]:
 
 def _steps(fill: PlanFill) -> Iterator[Entry]:
     for size, ratio in fill.straggler_ratio.items():
-        yield "steps", f"straggler ratio, {size} packs a step", "ratio", ratio, "less"
+        yield "steps", f"straggler ratio, {several(size, 'pack')} a step", "ratio", ratio, "less"
     for percent, cost in fill.cost_percentiles.items():
         yield "steps", f"cost of a pack, {percent}%", "GFLOP", cost, None
 

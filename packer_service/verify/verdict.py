@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from preshard.schemas.errors import FORMAT_RULES, FormatError
-from preshard.schemas.files.printed import plain
+from preshard.schemas.files.printed import plain, several
 
 Finding = tuple[type[FormatError], str]
 """A broken rule, and the value found with the value that the rule asks for. The caller knows file and sample."""
@@ -116,4 +116,4 @@ class Verdict:
 
     def _checked(self) -> Iterator[str]:
         for what, n in self.checked.items():
-            yield f"{n:,} of them independently" if what == "independent" else f"{n:,} {what}"
+            yield f"{n:,} of them independently" if what == "independent" else several(n, what.removesuffix("s"))

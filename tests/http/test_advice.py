@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from rich.console import Console
 
 from preshard.packer_service.cli import main
-from preshard.packer_service.report.advice.question import AdviceQuestion
+from preshard.packer_service.report.advice.console import print_advice
+from preshard.packer_service.report.advice.dataset import advise_dataset
+from preshard.packer_service.report.advice.question import AdviceQuestion, make_question
 from preshard.packer_service.report.dataset import dataset_limit
 from preshard.packer_service.shards.store import Folder
 
@@ -44,7 +48,15 @@ def test_the_command_prints_splits_reasons_and_assumptions(
     assert f"note: {limit.message}" in out
     assert "\n3. " in out
     assert "\n4. " not in out
-    assert all(f"  {name} " in out for name in AdviceQuestion.model_fields if name not in ("gpus", "gpu", "limit"))
+    assert all(f"  {name}=" in out for name in AdviceQuestion.model_fields if name not in ("gpus", "gpu", "limit"))
+
+
+def test_a_narrow_terminal_has_all_letters_of_the_tables(tiny_dataset: Path) -> None:
+    """Fails when a terminal of 80 columns shows half of a layout's name, or a heading without its end."""
+    advice, out = advise_dataset(str(tiny_dataset), make_question({"gpus": 2})), io.StringIO()
+    print_advice(advice, Console(file=out, width=80))
+    assert {split.layout for split in advice.splits}
+    assert "…" not in out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +78,7 @@ def test_a_wrong_option_of_the_command_is_one_line(tiny_dataset: Path, capsys: p
     """Fails when an assumption without a value ends in a traceback, or one is passed over for an option."""
     for wrong, line in (
         ("peak_tflops", "write key=value"),
-        ("peak=1", "peak is unknown; legal are peak_tflops"),
+        ("peak=1", "--assume peak: unknown; legal are peak_tflops"),
         ("gpus=3", "give --gpus 3 instead"),
     ):
         with pytest.raises(SystemExit) as stopped:

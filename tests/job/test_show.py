@@ -41,9 +41,9 @@ def test_rows_are_found_by_number_place_and_id(tiny_source: Path, tiny_config: P
     last = show_document(sources, tiny_config, row="39")
     assert (last.doc_id, last.location) == ("more.jsonl:2", "more.jsonl:2")
     assert show_document(sources, tiny_config, doc_id="more.jsonl:2") == last
-    with pytest.raises(ConfigError, match="--row 38: there is no such row; the last row is 39"):
+    with pytest.raises(ConfigError, match="--row 38: there is no such row; the source holds 39 rows, from 1"):
         show_document(sources, tiny_config, row="38")
-    with pytest.raises(ConfigError, match="--id nobody: there is no such row"):
+    with pytest.raises(ConfigError, match="--id nobody: no row has this id; the source holds 39 rows"):
         show_document(sources, tiny_config, doc_id="nobody")
     with pytest.raises(RejectedError, match=r"rows.jsonl:33: would be rejected: bad_image: zero.png"):
         show_document(sources, tiny_config, doc_id="bad-image")

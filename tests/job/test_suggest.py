@@ -63,7 +63,7 @@ def test_packing_with_the_file_gives_what_it_says(source: Path, model: Path, tmp
     text, config = file.read_text(encoding="utf-8"), load_config(file)
     assert f"# Sample: 100 of {ROWS} rows" in text
     [(fill, packs)] = re.findall(r"^seq_len: .*fill ([0-9.]+)%.* about ([0-9]+) packs", text, re.MULTILINE)
-    [disk] = re.findall(r"^# \*.* ([0-9.e-]+) +[0-9.e-]+ +[0-9.]+!? +[^ ].*$", text, re.MULTILINE)
+    [disk] = re.findall(r"^# \*.* ([0-9.e-]+) +[<0-9.e-]+ +[0-9.]+!? +[^ ].*$", text, re.MULTILINE)
     pack([str(source)], str(tmp_path / "out"), config, PlainExecutor(), progress)
     report = report_dataset(str(tmp_path / "out"))
     assert report.rejected == 0
@@ -143,6 +143,20 @@ def test_the_command_refuses_what_it_cannot_sample(
         error = capsys.readouterr().err
         assert message in error
         assert "Traceback" not in error
+
+
+def test_a_source_of_which_nothing_is_left_says_why(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when someone whose rows would all be rejected reads a code and a number alone."""
+    rows = [{"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": ""}]} for n in (1, 2)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with pytest.raises(SystemExit) as stop:
+        main(["suggest", str(tmp_path / "rows.jsonl"), "--model", str(model), "--gpus", "2"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "suggest: all of 2 drawn rows would be rejected, each for this: " in said
+    assert "no token would carry loss; preshard show SOURCE --row N says more of one" in said
 
 
 def test_lengths_around_the_one_that_cuts_off_little_are_compared() -> None:

@@ -431,9 +431,9 @@ def test_every_assumption_is_in_the_answer_with_its_source() -> None:
 
 def test_wrong_assumptions_are_one_line() -> None:
     """Fails when an unknown name is ignored, or a value is taken that makes nonsense of the answer."""
-    with pytest.raises(ConfigError, match="advise: speed is unknown; legal are peak_tflops,"):
+    with pytest.raises(ConfigError, match="--assume speed: unknown; legal are peak_tflops,"):
         make_question({"gpus": 2, "speed": 3})
-    with pytest.raises(ConfigError, match=r"linear_efficiency is '2': .* less than or equal to 1"):
+    with pytest.raises(ConfigError, match="--assume linear_efficiency=2: give at most 1"):
         make_question({"gpus": 2, "linear_efficiency": "2"})
 
 

@@ -52,8 +52,8 @@ def test_what_is_stored_is_what_packed(manifest: Manifest, tiny_config: PackConf
         ),
         (lambda config: config.update(extra=1), "config.extra: unknown key; legal here: seq_len"),
         (lambda config: config["video"].update(rate=1), "config.video.rate: unknown key; legal here: fps, max_frames"),
-        (lambda config: config.update(seq_len="1024"), "config.seq_len: '1024' is not legal: input should be"),
-        (lambda config: config.update(seq_len=1025), "config.seq_len 1025 does not divide evenly"),
+        (lambda config: config.update(seq_len="1024"), "config.seq_len: '1024' is not legal: give a whole number"),
+        (lambda config: config.update(seq_len=1025), "config.seq_len 1025 is not a multiple of"),
     ],
 )
 def test_a_stored_configuration_has_every_key(
@@ -127,9 +127,7 @@ def test_every_number_has_a_largest_value() -> None:
     found = dict(numbers(PackConfig))
     assert {"order.window", "cp_sizes", "max_images", "cost.link_gb_per_s"} <= found.keys()
     assert [path for path, schema in found.items() if "maximum" not in schema] == []
-    with pytest.raises(
-        ConfigError, match=r"order.window: 1000000000000 is not legal: .* less than or equal to 1048576"
-    ):
+    with pytest.raises(ConfigError, match=r"order.window: 1000000000000 is not legal: give at most 1048576"):
         parse_config({"order": {"window": 10**12}})
     with pytest.raises(ConfigError, match=r"order.window: 1000.*\.\.\. is not legal") as caught:
         parse_config({"order": {"window": 10**4000}})
@@ -179,7 +177,7 @@ def test_seq_len_is_a_multiple_of_what_has_to_divide_it(settings: dict[str, Any]
         if seq_len % step == 0:
             assert parse_config({**settings, "seq_len": seq_len}).seq_len == seq_len
         else:
-            with pytest.raises(ConfigError, match=f"nearest that do: .*{step}"):
+            with pytest.raises(ConfigError, match=f"take seq_len=.*{step}"):
                 parse_config({**settings, "seq_len": seq_len})
 
 
@@ -260,10 +258,10 @@ def test_an_empty_name_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"seq_length": 1}, "seq_length: unknown key; did you mean seq_len? legal here: seq_len, "),
-        ({"max_image": 1}, "max_image: unknown key; did you mean max_images? "),
-        ({"fps": 1}, "fps: unknown key; did you mean video.fps? "),
-        ({"video": {"max_frame": 1}}, "video.max_frame: unknown key; did you mean max_frames? legal here: fps, "),
+        ({"seq_length": 1}, "seq_length: unknown key; did you mean seq_len?"),
+        ({"max_image": 1}, "max_image: unknown key; did you mean max_images?"),
+        ({"fps": 1}, "fps: unknown key; did you mean video.fps?"),
+        ({"video": {"max_frame": 1}}, "video.max_frame: unknown key; did you mean max_frames?"),
         ({"xyz": 1}, "xyz: unknown key; legal here: "),
     ],
 )

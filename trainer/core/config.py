@@ -11,10 +11,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
-from preshard.schemas.files.validation import first_violation
 from preshard.schemas.model.savings import Offload, Recompute
 from preshard.trainer.attention.bind import Kind
 from preshard.trainer.core.mesh import CpFsdp
+from preshard.trainer.extras import load_extra
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -282,10 +282,7 @@ def make_config(values: dict[str, object]) -> TrainConfig:
     try:
         return TrainConfig.model_validate(values)
     except ValidationError as error:
-        violation = first_violation(error)
-        if not violation.place:
-            raise ConfigError(violation.message) from None
-        raise ConfigError(f"{option(violation.path)} is {values.get(violation.path)}; {violation.message}") from None
+        raise ConfigError(load_extra("wording").problem_of(error, option)) from None
 
 
 def parse_weighted(text: str) -> tuple[str, float | None]:

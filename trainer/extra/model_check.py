@@ -68,7 +68,7 @@ def check_dataset(config: Any, manifest: ManifestHead, seq_len: int) -> None:
     if sizes.vocab_size < manifest.tokenizer.vocab_size:
         raise ConfigError(
             f"--model has an embedding of {sizes.vocab_size} rows; the dataset's tokenizer {manifest.tokenizer.name} "
-            f"has ids below {manifest.tokenizer.vocab_size}: pack with --set model=DIR of this model"
+            f"has ids below {manifest.tokenizer.vocab_size}: pack with --model DIR of this model"
         )
     check_window(hidden_window_of(config.to_dict()), seq_len, "--model")
     check_positions(config.to_dict(), seq_len, "--model")
@@ -84,11 +84,11 @@ def check_packed_for(config: Any, packed_for: ModelEntry | None, *, has_images: 
     if packed_for is not None and packed_for.model_type != kind:
         raise ConfigError(
             f"the dataset was packed for a {packed_for.model_type} model and the model is {kind}: pack with "
-            "--set model=DIR of this model"
+            "--model DIR of this model"
         )
     if packed_for is None and (family_of(config) is not None or has_images):
         raise ConfigError(
-            f"the dataset was packed for no model, so its images are not those of {kind}: pack with --set model=DIR"
+            f"the dataset was packed for no model, so its images are not those of {kind}: pack with --model DIR"
         )
     if packed_for is not None and has_images:
         of_dataset, of_model = _sizes_of_dataset(packed_for), _sizes_of_model(config)
@@ -96,8 +96,7 @@ def check_packed_for(config: Any, packed_for: ModelEntry | None, *, has_images: 
             if of_dataset.get(what, size) != size:
                 packed, own = (what.format(found) for found in (of_dataset[what], size))
                 raise ConfigError(
-                    f"the dataset was packed for {packed} and the model has {own}: pack with --set model=DIR of this "
-                    "model"
+                    f"the dataset was packed for {packed} and the model has {own}: pack with --model DIR of this model"
                 )
 
 

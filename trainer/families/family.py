@@ -121,7 +121,7 @@ def picture_levels(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
     name = settings.get("inputs")
     if name is None:
         raise ReaderError(
-            "model inputs: the dataset was not packed for a model that reads images; pack it with --set model=DIR"
+            "model inputs: the dataset was not packed for a model that reads images; pack it with --model DIR"
         )
     if name not in INPUTS:
         raise ReaderError(

@@ -78,8 +78,8 @@ class Sources:
             titles[file.form] += 1
             first.setdefault(file.form, file.label)
         for name, number in titles.items():
-            files = "1 file" if number == 1 else f"{number} files"
-            yield f"reads as: {find_form(name).title} ({files}, such as {first[name]})"
+            files = "" if number == 1 else f"{number:,} files, such as "
+            yield f"reads as: {find_form(name).title} ({files}{first[name]})"
         yield from self.left_out
         yield from self.doubts
         if self.unread:

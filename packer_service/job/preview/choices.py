@@ -128,7 +128,7 @@ def suggestion(
         for length in [config.seq_len] if "seq_len" in config.model_fields_set else compared_lengths(lengths):
             wanted = _configured(config, question, rate, length)
             choices.append(_choice(documents, wanted, sampled, question, sizes, pad_id, model))
-            note(f"estimated seq_len {length:,}" + (f" at {rate:g} fps" if sampled.has_video else ""))
+            note(f"estimated seq_len={length}" + (f" at {rate:g} fps" if sampled.has_video else ""))
     taken = best(choices)
     return written(taken, choices, sampled, config, question, sizes)
 
@@ -357,6 +357,10 @@ _STYLE: dict[str, Any] = {"sort_keys": False, "width": 2**20}
 """Style of YAML: mappings on lines of their own, lists on one."""
 
 
+def _small(value: float) -> str:
+    return f"{value:,.3g}" if value >= 0.001 else "<0.001"
+
+
 def _table(choices: Sequence[Choice], taken: Choice, sampled: Sampled) -> list[str]:
     rows = [["", "fps", "rejected", "seq_len", "max_images", "fill", "cut", "disk GB", "hours", "GB", "trained with"]]
     for each in choices:
@@ -366,12 +370,12 @@ def _table(choices: Sequence[Choice], taken: Choice, sampled: Sampled) -> list[s
                 "*" if each is taken else "",
                 f"{config.video.fps:g}",
                 f"{sum(sampled.rejected[config.video.fps].values()) / sampled.rows:.1%}",
-                f"{config.seq_len:,}",
-                "none" if config.max_images is None else f"{config.max_images:,}",
+                str(config.seq_len),
+                "none" if config.max_images is None else str(config.max_images),
                 f"{each.fill:.1%}",
                 f"{each.cut:.2%}",
-                f"{each.disk_gb:,.3g}",
-                f"{each.hours:,.3g}",
+                _small(each.disk_gb),
+                _small(each.hours),
                 f"{split.memory.total:.1f}" + ("" if split.fits else "!"),
                 split.options or "a whole pack on each device",
             ]

@@ -24,6 +24,7 @@ from preshard.packer_service.packs.rendered import RenderedDocument
 from preshard.packer_service.report.document import ShownDocument, ShownMedium, ShownPiece, ShownUnit, document_spans
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError, PreshardError
+from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import UNIT_KINDS
 from preshard.schemas.sequence import IGNORE_INDEX
 
@@ -157,9 +158,11 @@ def _find(fragments: Sequence[Fragment], wanted: str | None, doc_id: str | None,
         before += read.n_lines
         lines_before[fragment.file] += read.n_lines
     asked = f"--row {wanted}" if wanted is not None else f"--id {doc_id}"
-    rows = f"the last row is {number}" if number else "the source holds no row"
-    hint = "; pack numbers rows of one id, show them by --row FILE:N" if doc_id is not None and "#" in doc_id else ""
-    raise ConfigError(f"{asked}: there is no such row; {rows}; rows count from 1, including blank lines{hint}")
+    rows = f"the source holds {several(number, 'row')}"
+    if doc_id is not None:
+        hint = "pack numbers rows of one id, show them by" if "#" in doc_id else "take its number, by"
+        raise ConfigError(f"{asked}: no row has this id; {rows}; {hint} --row FILE:N")
+    raise ConfigError(f"{asked}: there is no such row; {rows}, from 1 and including blank lines; give N or FILE:N")
 
 
 def _medium(medium: Medium, placed: PlacedMedium, config: PackConfig) -> ShownMedium:

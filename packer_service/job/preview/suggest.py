@@ -31,6 +31,7 @@ from preshard.packer_service.runtime.progress import Progress
 from preshard.schemas.config import PackConfig, parse_config
 from preshard.schemas.dataset.step_order import mix64
 from preshard.schemas.errors import ConfigError, DocumentError
+from preshard.schemas.files.printed import several
 
 SCANNED_FRAGMENTS = 8
 """Parts of a source that rows are drawn from, themselves drawn."""
@@ -114,8 +115,7 @@ def suggest(
     progress.doing("comparing lengths, splits and rates")
     rejected = {rate: _rejected(of_rate) for rate, of_rate in found.items()}
     if any(sum(codes.values()) == len(drawn.rows) for codes in rejected.values()):
-        codes = next(iter(rejected.values()))
-        raise ConfigError(f"suggest: none of {len(drawn.rows)} drawn rows can be packed: {codes or 'no row was found'}")
+        raise ConfigError(_none_left(next(iter(found.values()))))
     sampled = Sampled(
         documents={
             rate: [each for each in of_rate if not isinstance(each, DocumentError)] for rate, of_rate in found.items()
@@ -128,6 +128,19 @@ def suggest(
         bytes_per_patch=_bytes_per_patch(drawn.rows, next(iter(found.values())), config),
     )
     return suggestion(sampled, config, question, sizes, target.tokenizer.pad_id, target.model, progress.note)
+
+
+def _none_left(rendered: Sequence[RenderedDocument | DocumentError]) -> str:
+    """The line for a sample without a document."""
+    reasons = [f"{each.code}: {each}" for each in rendered if isinstance(each, DocumentError)]
+    if not reasons:
+        return "suggest: SOURCE holds no row"
+    [(reason, number), *_] = Counter(reasons).most_common(1)
+    of_all = "each" if number == len(reasons) else f"{number:,}"
+    return (
+        f"suggest: all of {several(len(reasons), 'drawn row')} would be rejected, {of_all} for this: {reason}; "
+        "preshard show SOURCE --row N says more of one"
+    )
 
 
 def _rejected(rendered: Sequence[RenderedDocument | DocumentError]) -> dict[str, int]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from preshard.packer_service.report.advice.figures import Advice, SplitAdvice, StepSeconds
 from preshard.packer_service.report.console import cleaned, saying, several
+
+WIDE = 126
+"""Columns of a console on which the tables have all their lines; a narrower one has none between columns, and breaks
+words before it leaves a part of one out."""
 
 
 def print_advice(advice: Advice, console: Console | None = None) -> None:
@@ -20,14 +27,19 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
         f"{advice.fitting} of them fit into memory"
     )
     if advice.splits:
-        to.print(_speeds(advice))
-        to.print(_parts(advice))
+        for table in (_speeds(advice), _parts(advice)):
+            if to.width < WIDE:
+                table.box, table.pad_edge = box.SIMPLE_HEAD, False
+                for column in table.columns:
+                    column.overflow = "fold"
+            to.print(table)
     for number, split in enumerate(advice.splits, 1):
         say(f"{number}. {split.reason}")
         say(f"   {split.options or 'no option: a whole pack on the one device'}")
-    say("assumed:")
-    for each in advice.assumptions:
-        say(f"  {each.name} {_value(each.value)} ({each.source}): {each.meaning}")
+    for source, assumptions in groupby(advice.assumptions, lambda each: each.source):
+        say(f"assumed ({source}):")
+        for each in assumptions:
+            say(f"  {each.name}={_value(each.value)}: {each.meaning}")
     for note in advice.notes:
         say(f"note: {note}")
 
@@ -71,12 +83,6 @@ def _times(value: float | None) -> str:
 
 
 def _value(value: float | int | str | None) -> str:
-    return (
-        "none"
-        if value is None
-        else f"{value:,}"
-        if isinstance(value, int)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else value
-    )
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

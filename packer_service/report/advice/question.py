@@ -11,6 +11,7 @@ from preshard.schemas.files.validation import first_violation
 from preshard.schemas.model.devices import DEVICES, Device, DeviceName
 from preshard.schemas.model.savings import Recompute
 from preshard.schemas.sections import CostConfig, Width
+from preshard.schemas.worded import legal_instead, meant
 
 MAX_GPUS = 2**17
 """Most GPUs, more than any job has; splits are found among its divisors."""
@@ -136,6 +137,7 @@ def make_question(values: dict[str, Any]) -> AdviceQuestion:
     except ValidationError as error:
         found = first_violation(error)
         if found.is_unknown_key:
-            legal = ", ".join(name for name in AdviceQuestion.model_fields if name not in ("gpus", "gpu", "limit"))
-            raise ConfigError(f"advise: {found.path} is unknown; legal are {legal}") from None
-        raise ConfigError(f"advise: {found.path} is {found.value!r:.80}: {found.message}") from None
+            legal = [name for name in AdviceQuestion.model_fields if name not in ("gpus", "gpu", "limit")]
+            near = meant(found.path, legal) or f"; legal are {', '.join(legal)}"
+            raise ConfigError(f"--assume {found.path}: unknown{near}") from None
+        raise ConfigError(f"--assume {found.path}={found.value!s:.80}: {legal_instead(error)}") from None

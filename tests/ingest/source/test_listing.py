@@ -49,7 +49,7 @@ def test_every_file_has_the_form_that_its_columns_show(tmp_path: Path) -> None:
     assert found.files[2].columns == ("caption", "image")
     assert found.unused == {"score": 1}
     [first, second, third] = found.notes()
-    assert first.startswith("reads as: messages, text or annotations (1 file, such as ")
+    assert first.startswith("reads as: messages, text or annotations (")
     assert "ShareGPT" in second
     assert "caption" in third
 

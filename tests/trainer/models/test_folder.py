@@ -190,7 +190,7 @@ def test_images_for_another_size_of_patches_or_rows_are_refused(family: str, tmp
     for of, name, value, said in changes:
         other = copy.deepcopy(config)
         setattr(getattr(other, of) if of else other, name, value)
-        message = f"the dataset was packed for .* and the model has {said}: pack with --set model=DIR of this model"
+        message = f"the dataset was packed for .* and the model has {said}: pack with --model DIR of this model"
         with pytest.raises(ConfigError, match=message):
             check_packed_for(other, entry, has_images=True)
         check_packed_for(other, entry, has_images=False)

@@ -368,8 +368,13 @@ MISFITS = {
     "packs": (["--accumulate", "100"], 1, ": lower --accumulate, or start fewer processes"),
     "more ranks than packs": ([], 25, "dp_size is 25; the dataset has only 5 packs"),
     "model": (["--model", "huge"], 1, "--model is huge, which has no config.json; give the path of a model folder"),
-    "steps": (["--steps", "0"], 1, "--steps is 0; input should be greater than or equal to 1"),
-    "rate": (["--lr", "-1"], 1, "--lr is -1.0; input should be greater than 0"),
+    "steps": (["--steps", "0"], 1, "--steps is 0; give at least 1"),
+    "rate": (["--lr", "-1"], 1, "--lr is -1.0; give more than 0"),
+    "tracker": (
+        ["--report-to", "tensorbord"],
+        1,
+        "--report-to is tensorbord; take 'tensorboard' or 'wandb'; did you mean tensorboard?",
+    ),
     "resume": (["--resume"], 1, "--resume is given without --checkpoint"),
     "evaluation": (["--eval-every", "5"], 1, "--eval-every is given without --eval-data"),
     "offload": (["--offload", "disk"], 1, "add --recompute full or selective"),
@@ -442,6 +447,18 @@ def test_alone_a_misfit_ends_with_status_2(
     assert said.startswith("trainer: ")
     assert said.count("\n") == 1
     assert wrong in said
+
+
+def test_a_missing_option_is_named(texts: Path) -> None:
+    """Fails when someone who left an option out reads how a library calls that."""
+    for left_out, said in (
+        ("--steps", "--steps is missing: add --steps STEPS"),
+        ("--model", "--model is missing: add"),
+    ):
+        options = [*given(texts), "--steps", "1"]
+        del options[options.index(left_out) : options.index(left_out) + 2]
+        with pytest.raises(PreshardError, match=said):
+            cli.main(options, standalone_mode=False)
 
 
 def test_every_field_is_an_option_with_a_description() -> None:
