@@ -1,4 +1,4 @@
-"""What lies near a missing image or video: the same path in a folder below, or a name that is spelled otherwise."""
+"""Files near a missing image or video: the same path in a folder below, or a name that is spelled otherwise."""
 
 from __future__ import annotations
 
