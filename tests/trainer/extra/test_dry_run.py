@@ -18,7 +18,7 @@ from torch import Tensor
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.config import make_config
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.extra.dry_run import guard
+from preshard.trainer.extra.dry_run import fused, guard
 from preshard.trainer.extra.dry_run.device import fake_cuda
 from preshard.trainer.extra.dry_run.ledger import Ledger
 from preshard.trainer.extra.dry_run.report import describe
@@ -283,3 +283,19 @@ def test_values_of_another_width_than_keys(folder_of: Folders, family: str) -> N
         plain = run(folder_of, family, ring=2, compile=False)
         assert plain.collectives == found.collectives
         assert plain.state == found.state
+
+
+@pytest.mark.slow
+def test_a_block_with_a_state_is_counted_operator_by_operator(folder_of: Folders) -> None:
+    """Fails when a block without attention of packs is traced, whose exchange of heads no trace can hold."""
+    found = run(folder_of, "qwen3_next", ring=2)
+    assert found.kernels["forward", "attention"] > 0
+    assert "alltoall_base" in {kind for _, kind in found.collectives}
+
+
+def test_a_block_names_the_mask() -> None:
+    """Fails when a block that gives its mask by name, as afmoe does, cannot be taken apart."""
+    q, k, v = torch.zeros(3, 1, 1, 2, 4)
+    with pytest.raises(fused._Reached) as reached:
+        fused._reach(torch.nn.Identity(), q, k, v, attention_mask=None, attend=len)
+    assert reached.value.named == {"attend": len}

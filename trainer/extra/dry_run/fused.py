@@ -127,7 +127,7 @@ class _Pieces:
             args, named = tree_unflatten(given, spec)
             return plain(block, *args, **named)
 
-        def before(stack: ExitStack, *values: Tensor) -> tuple[Tensor, ...]:
+        def before(stack: ExitStack, *values: Tensor) -> tuple[Tensor, ...] | None:
             with _attention(_reach):
                 try:
                     call(values, stack)
@@ -135,7 +135,7 @@ class _Pieces:
                     seen.update(reached.named)
                     paths.append(next(path for path, each in block.named_modules() if each is reached.module))
                     return reached.heads
-            raise _NotReachedError
+            return None
 
         def after(stack: ExitStack, out: Tensor, *values: Tensor) -> Any:
             with _attention(lambda *_args, **_named: (out, None)):
@@ -143,10 +143,10 @@ class _Pieces:
 
         # traces keep what was traced, so it is nothing of the step's
         values = [_like(each) for each in (*(leaves[place] for place in places), *state.values())]
-        try:
-            first = _traced(before, ledger, values)
-        except _NotReachedError:
-            return None
+        with ExitStack() as stack:  # not traced: a block with a state sends, which no trace follows
+            if before(stack, *values) is None:
+                return None
+        first = _traced(before, ledger, values)
         of_block = tree_unflatten(leaves, spec)[1]
         if any(isinstance(value, Tensor) and name not in of_block for name, value in seen.items()):
             return None
@@ -169,11 +169,7 @@ class _Pieces:
         return self._after(out, *tensors, *state)
 
 
-class _NotReachedError(Exception):
-    """A block has ended without an attention of packs."""
-
-
-def _reach(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, _mask: Any, **named: Any) -> Any:
+def _reach(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any = None, **named: Any) -> Any:  # noqa: ARG001
     raise _Reached(module, (q, k, v), named)
 
 
