@@ -71,7 +71,7 @@ TABLE: dict[str, list[tuple[str, Run | str]]] = {
     "docs/cluster.md": [
         *((begins, RAY) for begins in ("ray start", "ray job submit", "ray job submit", "preshard pack")),
         *((begins, RAY) for begins in ("ray get-auth-token", "RAY_AUTH_MODE=token")),
-        ("torchrun", "needs two machines; tests/trainer/training/test_torchrun.py has two agents"),
+        ("torchrun", "needs two machines; tests/cluster/test_torchrun.py has two agents"),
         *((begins, KUBERNETES) for begins in ("docker build", "kind create", "preshard demo-source")),
         *(("kubectl", KUBERNETES) for _ in range(7)),
     ],
