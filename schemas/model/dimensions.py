@@ -31,6 +31,8 @@ class ModelDimensions:
             as a multiple of ``hidden``: 8 in Qwen3.
         more_projected: numbers that a layer projects of a token beside those of ``heads`` and ``kv_heads``: to gates,
             to states, and where layers have more, fewer or wider heads; the mean of layers.
+        latent, shared: width of a token's latent, from which keys and values of all heads are expanded, and of the part
+            of keys that the heads share; 0 where they are projected of the token itself.
         vision_row: numbers that the layers keep for the backward pass which make a row of patches.
         source: where the dimensions are from.
         more_embeddings: parameters of embeddings of layers (Gemma 4 E2B and E4B) and of positions (GPT-2).
@@ -55,6 +57,8 @@ class ModelDimensions:
     vision_rest: int = 0
     hidden_kept: int = 8
     more_projected: int = 0
+    latent: int = 0
+    shared: int = 0
 
     @property
     def key_and_value(self) -> int:
@@ -65,6 +69,11 @@ class ModelDimensions:
     def projected(self) -> int:
         """Numbers that a layer projects of a token to what attention or a state takes, and back from there."""
         return self.key_and_value * (self.heads + self.kv_heads) + self.more_projected
+
+    @property
+    def expanding(self) -> int:
+        """Multiplications that expand the latent of a token in a layer."""
+        return self.latent * self.heads * (self.key_and_value - self.shared)
 
     @property
     def layer_products(self) -> int:
@@ -146,6 +155,8 @@ def model_dimensions(config: Mapping[str, Any], encoder: VisionEncoder | None, s
         vision_rest=rest_parameters(encoder) if encoder else 0,
         hidden_kept=language.hidden_kept,
         more_projected=round(of_layers / layers) - (head_dim + value_dim) * (heads + kv_heads),
+        latent=text["kv_lora_rank"] if latent else 0,
+        shared=text["qk_rope_head_dim"] if latent else 0,
     )
 
 

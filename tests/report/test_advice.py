@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,9 +100,13 @@ def split(ulysses: int = 1, ring: int = 1, layout: str = "zigzag", kind: Any = "
 
 
 def seconds(
-    of: SplitChoice, question: AdviceQuestion, packs: PackLoads | None = None, recompute: Any = "none"
+    of: SplitChoice,
+    question: AdviceQuestion,
+    packs: PackLoads | None = None,
+    recompute: Any = "none",
+    sizes: ModelDimensions = SIZES,
 ) -> PackSeconds:
-    estimate = Estimate(sizes=SIZES, question=question, loads=packs or loads(), seq_len=SEQ_LEN)
+    estimate = Estimate(sizes=sizes, question=question, loads=packs or loads(), seq_len=SEQ_LEN)
     return estimate.of_packs(of, Saving(recompute=recompute))
 
 
@@ -188,6 +193,42 @@ def test_dealt_heads_are_even_and_travel_there_and_back() -> None:
     assert found.attention_waiting[0] == 0
     assert found.attention[0] == pytest.approx(TILES * TILE_SECONDS * 3.5 / 4)
     assert found.exchange[0] == pytest.approx(2 * 2 * (4 + 4) * 16 * SEQ_LEN / 4 * 3 / 4 * 2 * 2 / 1e9)
+
+
+LATENT = replace(SIZES, latent=20, shared=4)
+"""Keys and values of 64 numbers from 24."""
+
+
+@pytest.mark.parametrize(
+    ("of", "numbers"),
+    [
+        (split(ring=2, kind="gather"), 100 * 24 * (2 * 2 + 4)),
+        (split(ulysses=2, kind="ulysses"), SEQ_LEN // 2 // 2 * (4 * 2 * 16 + 24 * 2) * 2 * 2),
+        (split(ulysses=4, kind="ulysses"), SEQ_LEN // 4 * 3 // 4 * (4 * 2 * 16 + 24 * 4) * 2 * 2),
+    ],
+)
+def test_a_latent_travels_in_the_place_of_its_keys(of: SplitChoice, numbers: int) -> None:
+    """Fails when a model's latents are charged as its keys and values, or the other way."""
+    link = asked(gpus=4, node_gb_per_s=1.0)
+    assert seconds(of, link, sizes=LATENT).exchange[0] == pytest.approx(2 * numbers / 1e9)
+    wide = replace(LATENT, latent=61)
+    assert seconds(of, link, sizes=wide).exchange[0] == seconds(of, link).exchange[0]
+
+
+@pytest.mark.parametrize(("recompute", "times", "counted"), [("none", 4, 3), ("selective", 4, 4), ("full", 5, 4)])
+def test_latents_are_expanded_where_they_arrive(recompute: Any, times: int, counted: int) -> None:
+    """Fails when expanding costs a rank its own tokens alone, or no more where attention is computed again."""
+    each = 2 * 2 * 20 * 4 * (32 - 4) / 1e12
+
+    def more(of: SplitChoice) -> float:
+        found, plain = (seconds(of, asked(), recompute=recompute, sizes=sizes) for sizes in (LATENT, SIZES))
+        return float((found.linear - plain.linear)[0])
+
+    own = counted * SEQ_LEN / 2
+    assert more(split()) == 0
+    assert more(split(ring=2, kind="gather")) == pytest.approx(each * (times * (100 + SEQ_LEN / 2) - own))
+    assert more(split(ring=2, kind="ring")) == pytest.approx(each * (times * SEQ_LEN - own))
+    assert more(split(ulysses=2, kind="ulysses")) == pytest.approx(each * (times * SEQ_LEN / 2 - own))
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,8 @@ def choose_parts(
     own = n_heads * copies // cp.ulysses_degree
     if cp.cp_size == 1 or own * (width + value_width(q_HLD, v, up_CKX)) <= k.shape[-1] + v.shape[-1]:
         return *expand(k, v, up_CKX, width), None
-    if cp.ulysses_degree == 1:
-        return k, v, up_CKX
-    first = cp.ulysses_rank * own
-    return k, v, up_CKX[:, [place // copies for place in range(first, first + own)]]
+    copied = up_CKX if copies == 1 else up_CKX.repeat_interleave(copies, dim=1)
+    return k, v, copied[:, cp.ulysses_rank * own :][:, :own]
 
 
 class Gathered:

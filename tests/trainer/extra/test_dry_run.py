@@ -49,7 +49,7 @@ def run(folder_of: Folders, family: str = "qwen3_vl", **given: Any) -> DryRun:
         ("qwen3_vl", "gather"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("qwen3_vl", "ring"), ("qwen3_vl", "ulysses"), ("glm4v", "gather"))
+            for case in (("qwen3_vl", "ring"), ("qwen3_vl", "ulysses"), ("glm4v", "gather"), ("minicpm3", "gather"))
         ),
     ],
 )
@@ -272,13 +272,18 @@ OFTEN = TWO_WIDTHS[0]
 def test_values_of_another_width_than_keys(folder_of: Folders, family: str) -> None:
     """Fails when a stand-in of a kernel gives results as wide as its queries; or when a block that is counted as
     compiled keeps a buffer, such as a router's bias, as a constant, or has an operator with several results, such as
-    that which chooses experts.
+    that which chooses experts; or when keys and values are counted as sent where their latent is.
     """
     found = run(folder_of, family, ring=2)
     config = empty_model(folder_of(family) / "model").config.get_text_config()
     kernels = {phase: found.kernels[phase, "attention"] for phase in ("forward", "backward")}
     # each layer attends to keys of its own rank and of the other
     assert min(kernels.values()) >= config.num_hidden_layers, kernels
+    if family == OFTEN:
+        calls, sent = found.collectives["forward", "alltoall_base"]
+        assert calls == config.num_hidden_layers
+        rows, rest = divmod(sent, 4 * calls * (config.kv_lora_rank + config.qk_rope_head_dim))
+        assert (rows <= next(iter(PackedDataset(folder_of(family) / "dataset"))).seq_len, rest) == (True, 0)
     if family != OFTEN:
         plain = run(folder_of, family, ring=2, compile=False)
         assert plain.collectives == found.collectives

@@ -17,6 +17,7 @@ from preshard.packer_service.report.advice.model import folder_cost, folder_size
 from preshard.schemas.config import PackConfig
 from preshard.schemas.model.dimensions import model_dimensions
 from preshard.schemas.model.encoders import ENCODERS
+from preshard.trainer.models.interface import decoder_layers
 from preshard.trainer.models.load import empty_model, model_sizes, read_model_config
 
 SHARED: dict[str, Any] = {
@@ -73,18 +74,18 @@ def test_sizes_of_a_released_model_are_those_that_it_has(name: str, tmp_path: Pa
 
 
 LATENT = [
-    pytest.param("deepseek_v3", 671, (192, 128), marks=pytest.mark.slow),
-    pytest.param("glm4_moe_lite", 30, (256, 256), marks=pytest.mark.slow),
-    pytest.param("minicpm3", 4, (96, 64)),
+    pytest.param("deepseek_v3", 671, (192, 128), (512, 64), marks=pytest.mark.slow),
+    pytest.param("glm4_moe_lite", 30, (256, 256), (512, 64), marks=pytest.mark.slow),
+    pytest.param("minicpm3", 4, (96, 64), (256, 32)),
 ]
 """Types whose defaults in ``transformers`` are the sizes of DeepSeek-V3, GLM-4.7-Flash and MiniCPM3-4B; billions of
-parameters, and widths of keys and values.
+parameters, widths of keys and values, and of latents and what keys share.
 """
 
 
-@pytest.mark.parametrize(("name", "billions", "widths"), LATENT)
+@pytest.mark.parametrize(("name", "billions", "widths", "latent"), LATENT)
 def test_sizes_of_a_released_model_with_a_latent(
-    name: str, billions: int, widths: tuple[int, int], tmp_path: Path
+    name: str, billions: int, widths: tuple[int, int], latent: tuple[int, int], tmp_path: Path
 ) -> None:
     """Fails when the width of keys is taken for that of their turned part, or a latent's projections are miscounted."""
     config = load_transformers().CONFIG_MAPPING[name]().to_dict()
@@ -96,6 +97,8 @@ def test_sizes_of_a_released_model_with_a_latent(
     sizes = model_sizes(read_model_config(tmp_path))
     assert (found.head_dim, found.value_dim) == (sizes.head_dims[0], sizes.value_dims[0]) == widths
     assert found.tile_flops == 2 * 128 * 128 * found.heads * sum(widths) * found.layers
+    assert (found.latent, found.shared) == latent
+    assert found.expanding == decoder_layers(model)[0].self_attn.kv_b_proj.weight.numel()
 
 
 def test_a_tile_costs_what_both_widths_ask_for(tmp_path: Path) -> None:

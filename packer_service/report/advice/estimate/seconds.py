@@ -96,7 +96,7 @@ class Estimate:
             saving: what is computed again: all but attention and its exchange of keys with ``selective``; and the keys
                 that travel at a time.
         """
-        linear = np.full(self.loads.sampled, self._linear(split, saving))
+        linear = self._linear(split, saving) + self._expanding(split, saving)
         even, path, exchange = self._attention(split, saving)
         vision, busiest = self._vision(split, saving)
         return PackSeconds(
@@ -121,7 +121,9 @@ class Estimate:
         return max(inside, between) / (1e9 * asked.link_efficiency)
 
     def turns(self, split: SplitChoice, saving: Saving) -> int:
-        """Number of turns in which a rank gathers its key heads."""
+        """Number of turns in which a rank gathers its key heads; it expands those that it takes from one latent."""
+        if self._latents_travel(split):
+            return 1
         own = split.heads_on_the_way(self.sizes.kv_heads) // split.ulysses
         return -(-own // (saving.head_stride or own))
 
@@ -163,7 +165,7 @@ class Estimate:
         if split.kind == "gather":
             near = self._near_in_ring(split)
             links, sends = Links(question=asked), 2 + again
-            sent = layout.moved_keys * (key * (sends * asked.compute_bytes + asked.sum_bytes))
+            sent = layout.moved_keys * (self._sent_numbers(split) * (sends * asked.compute_bytes + asked.sum_bytes))
             messages = (sends + 1) * self.sizes.layers * self.turns(split, saving)
             waiting = links.spread(sent, split.ring, near) + messages * asked.latency_us * 1e-6
             held = layout.moved_keys + self.seq_len / split.ring
@@ -184,7 +186,7 @@ class Estimate:
         steps = self.loads.layouts[split.layout, split.ring].ring_steps
         tile = self.sizes.tile_flops / layers / split.ulysses / self._speed(asked.attention_efficiency)
         far = split.ring > self._near_in_ring(split)
-        key = self._key_bytes(split) / layers * self.seq_len / split.ring
+        key = self._sent_numbers(split) / layers * self.seq_len / split.ring
         links = Links(question=asked)
         keys = links.hop(key * asked.compute_bytes, far=far)
         gradients = links.hop(key * asked.sum_bytes, far=far)
@@ -202,10 +204,9 @@ class Estimate:
         if split.ulysses == 1:
             return 0.0
         asked, sizes = self.question, self.sizes
-        heads = sizes.heads + split.heads_on_the_way(sizes.kv_heads)
         share = self.seq_len / split.cp_size * (split.ulysses - 1) / split.ulysses
         times = 2 if saving.recompute == "none" else 3
-        numbers = heads * sizes.key_and_value * sizes.layers
+        numbers = sizes.heads * sizes.key_and_value * sizes.layers + self._sent_numbers(split) * split.ulysses
         sent = times * numbers * share * asked.compute_bytes
         messages = times * 2 * sizes.layers * asked.latency_us * 1e-6
         copied = numbers * self.seq_len / split.cp_size * (HEADS[0] * (times - 1) + HEADS[1])
@@ -225,6 +226,35 @@ class Estimate:
         """Numbers of a token's keys and values on one rank, over all layers."""
         heads = split.heads_on_the_way(self.sizes.kv_heads) / split.ulysses
         return heads * self.sizes.key_and_value * self.sizes.layers
+
+    def _latents_travel(self, split: SplitChoice) -> bool:
+        """Whether keys and values of a rank's heads are more numbers than what they are expanded from."""
+        heads = split.heads_on_the_way(self.sizes.kv_heads) // split.ulysses
+        latent = self.sizes.latent + self.sizes.shared
+        return split.cp_size > 1 and 0 < latent < heads * self.sizes.key_and_value
+
+    def _sent_numbers(self, split: SplitChoice) -> float:
+        """Numbers of a token that travel for keys and values of a rank's heads, over all layers."""
+        if self._latents_travel(split):
+            return (self.sizes.latent + self.sizes.shared) * self.sizes.layers
+        return self._key_bytes(split)
+
+    def _expanding(self, split: SplitChoice, saving: Saving) -> PerPack:
+        """Expanding the latents that a rank gets for its heads, once more in the backward pass, beyond what is counted
+        as the projection of its own tokens.
+        """
+        if not self._latents_travel(split):
+            return np.zeros(self.loads.sampled)
+        held: Any = self.seq_len
+        if split.kind == "gather" and split.ring > 1:
+            held = self.loads.layouts[split.layout, split.ring].moved_keys + self.seq_len / split.ring
+        counted = (3 if saving.recompute == "none" else 4) * self.seq_len / split.cp_size
+        times = 5 if saving.recompute == "full" else 4
+        efficiency = self.question.linear_efficiency or self.question.product_efficiency
+        more = np.maximum(times * held / split.ulysses - counted, 0)
+        return np.full(
+            self.loads.sampled, 2 * self.sizes.expanding * self.sizes.layers * more / self._speed(efficiency)
+        )
 
     def _near_in_ring(self, split: SplitChoice) -> int:
         """Ranks of a ring in the same node; they stand ``ulysses`` apart."""
