@@ -127,7 +127,7 @@ def shown(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _is_scaled(image: Image.Image) -> bool:
+def is_scaled(image: Image.Image) -> bool:
     """Whether greys do not fit 8 bits."""
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
         return False
@@ -165,7 +165,7 @@ def judge(case: Case) -> list[str]:
             wrong.append(f"{what}: {scaling}: {error}")
             continue
         levels = np.asarray(found).astype(int)
-        if _is_scaled(upright):
+        if is_scaled(upright):
             order = np.argsort(np.asarray(upright), axis=None, kind="stable")
             fault = "in another order" if (np.diff(levels[..., 0].ravel()[order]) < 0).any() else None
         else:

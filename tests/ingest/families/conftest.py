@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from model_oracle import VOCABULARY, Oracle
 
 from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.model.families import FAMILIES as FOLLOWED
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "hostile"))
 
 SAME = {"qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe", "glm_ocr"}
 """Models whose processor is another's."""

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import io
+import tempfile
+from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from generated.pictures import FORMATS, MODES, is_scaled
+from generated.pictures import draw as draw_picture
 from model_oracle import Document, Made, Oracle, Refused, differences, takes
 from photographs import photographs, write_clips
-from PIL import Image
+from PIL import Image, ImageOps
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.families.folder import load_family
 from preshard.packer_service.ingest.families.glm import GlmFamily
 from preshard.packer_service.ingest.families.qwen_sizes import Qwen3VLFamily
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.model.families import FAMILIES
 
 pytestmark = pytest.mark.process  # importing transformers takes as long as many tests
 
@@ -32,6 +38,24 @@ def png(pixels: np.ndarray) -> bytes:
 def pictures() -> list[tuple[str, Medium]]:
     """Photographs by their names; made by the worker that runs these tests, while all collect them."""
     return [(name, Medium(kind="image", data=data)) for name, data in photographs(5, seed=18)]
+
+
+@cache
+def drawn_pictures(per_kind: int) -> list[tuple[str, bytes, Image.Image]]:
+    """So many pictures of each mode and of each format: what each is, its file, and what Pillow shows upright."""
+    found, counts = [], Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in count():
+            case = draw_picture(seed, Path(folder))
+            data = case.files[0].read_bytes()
+            opened = Image.open(io.BytesIO(data))
+            kinds = case.kind.split(", ")
+            if getattr(opened, "n_frames", 1) == 1 and any(counts[kind] < per_kind for kind in kinds):
+                counts.update(kinds)
+                found.append((f"{seed}: {case.kind}", data, ImageOps.exif_transpose(opened)))
+            if len(counts) == len(MODES) + len(FORMATS) and min(counts.values()) >= per_kind:
+                return found
+    raise AssertionError("seeds do not end")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +90,28 @@ def test_photographs_become_what_the_processor_on_pillow_makes_of_them(oracle: O
         n_other += bool(differences(ours, oracle.ours(Document([medium]))))
         n_made += isinstance(theirs, Made)
     assert n_other == n_made > 2
+
+
+@pytest.mark.parametrize("per_kind", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_pictures_of_every_mode_and_format_become_what_the_processor_makes_of_them(
+    oracle: Oracle, per_kind: int
+) -> None:
+    """Fails when a mode of pixels, transparency or a place of the orientation gives the model another picture than the
+    processor makes of what Pillow opens and turns; only greys that do not fit 8 bits do, as they are scaled here."""
+    pictures = drawn_pictures(per_kind)
+    if per_kind == 1:  # a few for each family, and all of them together
+        pictures = pictures[sorted(FAMILIES).index(oracle.family.model_type) % 6 :: 6]
+    wrong, scaled = list[tuple[str, list[str]]](), list[bool]()
+    for name, data, upright in pictures:
+        document = Document([Medium(kind="image", data=data)])
+        found = differences(oracle.ours(document), oracle.theirs(document))
+        if is_scaled(upright):
+            scaled.append(bool(found))
+        elif found:
+            wrong.append((name, found))
+    assert not wrong
+    assert len(pictures) > len(scaled)
+    assert per_kind == 1 or any(scaled)
 
 
 def test_clips_become_what_the_processor_makes_of_them(oracle: Oracle, clips: list[Path]) -> None:
