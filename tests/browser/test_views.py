@@ -148,7 +148,7 @@ def test_rejects_fit_a_phone(reader: Callable[..., Any], service: str) -> None:
     person.open("d/demo/rejects")
     rows = person.page.get_by_role("table", name=f"{total} rejects").locator("tbody tr")
     assert rows.count() == 10 < total
-    assert person.page.evaluate("document.documentElement.scrollHeight") < 6 * 844
+    assert person.page.evaluate("document.documentElement.scrollHeight") < 7 * 844
     first = rows.first.inner_text()
     person.follow("Next")
     assert rows.count() > 0
@@ -259,3 +259,18 @@ def test_an_address_shows_the_same_to_someone_else(reader: Callable[..., Any]) -
     person.page.go_back()
     person.settle()
     assert person.page.get_by_label("Ring degree").input_value() == "8"
+
+
+def test_a_table_says_that_it_scrolls_only_while_it_does(reader: Callable[..., Any]) -> None:
+    """Fails when someone with a phone takes the columns in sight for all, or a desk is told to scroll."""
+    person = reader(viewport={"width": 390, "height": 844})
+    person.open("d/demo/balance")
+    said = "[...document.querySelectorAll('caption span')].map((it) => getComputedStyle(it, '::after').content)"
+    overflow = "[...document.querySelectorAll('.scroll')].map((it) => it.scrollWidth > it.clientWidth)"
+    for width, scrolls in ((390, True), (1280, False)):
+        person.page.set_viewport_size({"width": width, "height": 844})
+        person.page.wait_for_function(f"{overflow}.includes(true) === {str(scrolls).lower()}")
+        person.page.wait_for_function(
+            "(wanted) => document.querySelector('.scroll[role=region]') !== null === wanted", arg=scrolls
+        )
+        assert any("scrolls" in each for each in person.page.evaluate(said)) is scrolls

@@ -108,6 +108,7 @@ function stragglers(detail) {
         y: rows.map(([, ratio]) => ratio),
         line: { color: variable("--accent"), width: 2 },
         marker: { size: 7 },
+        cliponaxis: false,
         hovertemplate: "%{x} ranks: %{y:.4f}<extra></extra>",
       },
     ],

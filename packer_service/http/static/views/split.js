@@ -44,6 +44,8 @@ function degrees({ ulysses_degree: ulysses, ring_degree: ring }) {
   return parts.join(", ") || "whole packs";
 }
 const named = (split) => (split.ring_degree > 1 ? `${degrees(split)}, ${split.layout}, keys by ${split.kind}` : degrees(split));
+/** The same in two lines, for a phone. */
+const inLines = (split) => (split.ring_degree > 1 ? `${degrees(split)},<br>${split.layout}` : degrees(split));
 const gigabytes = (value) => `${value.toFixed(1)} GB`;
 const ratio = (value) => (value === null ? "–" : times(value));
 
@@ -79,7 +81,7 @@ function costs(answer) {
         type: "bar",
         orientation: "h",
         name: PARTS[part][0],
-        y: rows.map((split, place) => `${place + 1}. ${narrow.matches ? degrees(split) : named(split)}`),
+        y: rows.map((split, place) => `${place + 1}. ${narrow.matches ? inLines(split) : named(split)}`),
         x: rows.map((split) => hours(split, part)),
         marker: {
           color: colour(index),
@@ -90,7 +92,7 @@ function costs(answer) {
     layout: {
       barmode: "stack",
       bargap: 0.3,
-      height: 130 + 34 * rows.length,
+      height: 130 + (narrow.matches ? 46 : 34) * rows.length,
       legend: { orientation: "h", x: 0, y: 1.01, yanchor: "bottom", traceorder: "normal" },
       xaxis: { title: "GPU hours for 10⁹ tokens" },
       yaxis: { autorange: "reversed" },
