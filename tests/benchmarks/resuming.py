@@ -5,17 +5,17 @@
 Each reader takes ``--steps`` steps of an epoch on 4 ranks of 2 workers, a sample a rank and step. Its state is then
 resumed on as many, on 3 ranks of 1 worker and on 8 of 2, up to the epoch's end. Every rank is a process of its own, in
 a group of Gloo as under torchrun, and resumes from its own state; where there are more ranks than states, from rank
-0's. A reader that is not installed here is left out:
+0's. LanceDB and Megatron Energon have functions of their own that make new ranks' states of all earlier ones. LanceDB
+deals an epoch to parts whose number all shapes must divide, here 48. A reader that is not installed here is left out:
 
-    pip install mosaicml-streaming litdata webdataset datasets torchdata
-
-Megatron Energon takes a state for as many ranks and workers alone, and is not among them.
+    pip install mosaicml-streaming litdata lancedb pylance megatron-energon webdataset datasets torchdata
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import pickle
 import signal
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
@@ -152,6 +152,102 @@ class LitData(Reader):
         return StreamingDataLoader(dataset, batch_size=1, num_workers=place.workers)
 
 
+class LanceDb(Reader):
+    packages = ("lancedb",)
+
+    def write(self, folder: Path, samples: int) -> None:
+        import lancedb
+
+        lancedb.connect(folder).create_table("numbers", [{"number": number} for number in range(samples)])
+
+    def open(self, folder: Path, place: Place) -> Any:
+        return self.loader(folder, place, None)
+
+    def loader(self, folder: Path, place: Place, state: Any) -> Any:
+        """All states are joined into one, which takes any shape that divides the parts."""
+        import lancedb
+        from lancedb.streaming import StreamingDataLoader, StreamingDataset
+
+        parts = math.lcm(*(ranks * workers for ranks, workers in THEN))
+        table = lancedb.connect(folder).open_table("numbers")
+        mine: Any = {"rank": place.rank, "world_size": place.ranks}
+        dataset = StreamingDataset(table, num_splits=parts, shuffle_seed=SEED, **mine)
+        if state is not None:
+            dataset.load_state_dict(StreamingDataset.merge_state_dicts(all_states(folder.parent)))
+        loader = StreamingDataLoader(dataset, batch_size=1, num_workers=place.workers, multiprocessing_context="spawn")
+        vars(loader)["state_dict"] = dataset.state_dict
+        return loader
+
+
+class Energon(Reader):
+    packages = ("megatron-energon",)
+
+    def write(self, folder: Path, samples: int) -> None:
+        WebDataset().write(folder, samples)
+        options = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset"]
+        command = [Path(sys.executable).with_name("energon"), "prepare", *options, "--num-workers", "1", folder]
+        subprocess.run(command, check=True, capture_output=True)
+
+    def open(self, folder: Path, place: Place) -> Any:
+        from megatron.energon import (
+            Cooker,
+            DefaultTaskEncoder,
+            WorkerConfig,
+            get_savable_loader,
+            get_train_dataset,
+            reraise_exception,
+            stateless,
+        )
+
+        class Numbers(DefaultTaskEncoder):
+            cookers: ClassVar = [Cooker(stateless(with_number))]
+            decoder = None
+
+        sizes: Any = {"rank": place.rank, "world_size": place.ranks, "num_workers": place.workers}
+        config = WorkerConfig(**sizes, global_error_handler=reraise_exception)
+        buffers: Any = {"batch_size": None, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
+        dataset = get_train_dataset(folder, worker_config=config, task_encoder=Numbers(), repeat=False, **buffers)
+        loader = get_savable_loader(dataset)
+        vars(loader)["state_dict"] = loader.save_state_rank
+        return loader
+
+    def loader(self, folder: Path, place: Place, state: Any) -> Any:
+        """The states of other ranks are dealt anew by Energon's own command."""
+        loader = self.open(folder, place)
+        if state is not None:
+            loader.restore_state_rank(state if place.ranks == FIRST[0] else self.dealt(folder.parent, place))
+        return loader
+
+    def dealt(self, folder: Path, place: Place) -> Any:
+        """This rank's part of the states of all.
+
+        Raises:
+            RuntimeError: the command's last line.
+        """
+        import torch
+
+        with tempfile.TemporaryDirectory() as made:
+            Path(made, "new").mkdir()
+            for rank, state in enumerate(all_states(folder)):
+                torch.save(state, f"{made}/state-{rank}.pt")
+            energon, files = Path(sys.executable).with_name("energon"), sorted(map(str, Path(made).glob("*.pt")))
+            command = [energon, "checkpoint", "redist", "--new-world-size", str(place.ranks), *files, f"{made}/new"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(done.stderr.strip().splitlines()[-1])
+            return torch.load(f"{made}/new/state-{place.rank}.pt", weights_only=False)
+
+
+def with_number(sample: Any) -> Any:
+    """Energon's samples keep what they are restored by."""
+    return {**sample, "number": int(sample["number.txt"])}
+
+
+def all_states(folder: Path) -> list[Any]:
+    """States of all ranks that were stopped."""
+    return [pickle.loads((folder / f"state-{rank}").read_bytes()) for rank in range(FIRST[0])]
+
+
 class WebDataset(Reader):
     packages = ("webdataset", "torchdata")
 
@@ -199,6 +295,8 @@ READERS: dict[str, Reader] = {
     "preshard": Preshard(),
     "MosaicML Streaming": Streaming(),
     "LitData": LitData(),
+    "LanceDB": LanceDb(),
+    "Megatron Energon": Energon(),
     "webdataset, torchdata": WebDataset(),
     "datasets, torchdata": HuggingFace(),
 }
