@@ -36,7 +36,7 @@ SPLITS = (
 )
 
 Show = Callable[[np.ndarray], Any]
-"""How rows show a picture ``(height, width, 3)``, or the frames of a video."""
+"""Forms in which rows show a picture ``(height, width, 3)``, or the frames of a video."""
 
 
 def _turns(question: Any, answer: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a command says while nothing is printed."""
+"""The line that a command has while nothing is printed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _open_terminal(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def _shown(terminal: int) -> str:
-    """What a terminal shows of what was written to it: a line is erased where the cursor is sent to its beginning."""
+    """Text that a terminal shows: a line is erased where the cursor is sent to its beginning."""
     sys.stderr.flush()
     lines = os.read(terminal, 65536).decode().replace("\r\n", "\n").split("\n")
     return "\n".join(line.rpartition("\r\x1b[K")[2] for line in lines)

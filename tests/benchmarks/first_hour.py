@@ -72,7 +72,7 @@ torchrun --nproc-per-node 2 -m preshard.train --data out/captioned --model model
 python -m preshard.train --data out/captioned --model model --steps 1 --dry-run
 python -m preshard.export run/checkpoints --model model --out exported
 """
-"""Those of the README and the recipes, with names of this folder."""
+"""Commands of the README and the recipes, with names of this folder."""
 
 SAVE = """\
 import transformers

@@ -42,7 +42,7 @@ RANKS, TOKENS, OPERATIONS, BYTES, OF_GRADIENTS = 8, 64, 400e12, 2, 4
 
 
 class Sizes(NamedTuple):
-    """Of one layer: heads, the plain and the shared width of keys, the width of values, that of latents."""
+    """Sizes of one layer: heads, the plain and the shared width of keys, the width of values, that of latents."""
 
     heads: int
     plain: int
@@ -65,7 +65,7 @@ MODELS = {
     "GLM-4.7-Flash": Sizes(20, 192, 64, 256, 512),
     "MiniCPM3-4B": Sizes(40, 64, 32, 64, 256),
 }
-"""By their released configurations."""
+"""Models by their released configurations."""
 
 
 def attend(sizes: Sizes, kind: str, ulysses: int, ring: int, tokens: int, *, latents: bool, backward: bool) -> None:

@@ -226,7 +226,7 @@ class WebDataset(Peer):
 
 
 class DecodedWebDataset(WebDataset):
-    """With its own decoder of pictures, which decodes them all."""
+    """Reader with its own decoder of pictures, which decodes them all."""
 
     def open(self, place: Place) -> Any:
         return super().open(place).decode("rgb8", post=[], partial=True)

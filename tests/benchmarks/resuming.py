@@ -54,7 +54,7 @@ class Place:
 
 
 class Reader(ABC):
-    """What is measured: it writes samples, and gives their numbers to a rank."""
+    """Reader that is measured: it writes samples, and gives their numbers to a rank."""
 
     packages: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""What a node's ranks ask of an object store, with a cache and without, and what faults of the store cost.
+"""Requests of a node's ranks to an object store, with a cache and without, and what faults of the store cost.
 
     python tests/benchmarks/stores.py [--dataset DATASET] [--cp-size 8] [--packs 6] [--epochs 2] [--steps 200]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("preshard", "schemas", "packer_service", "trainer", "docs", "k8s")
+FOLDERS = ("preshard", "schemas", "packer_service", "trainer", "docs", "k8s", "tests")
 CLAUSE = re.compile(
     r"\s*(What|Whatever|Which|Who|Whom|Whose|Where|When|Why|How|If|That|Those|They|It|There|Of|As|In|Into|By|For|From|To|At|On|"
     r"Over|Up|Under|About|Against|Among|Between|Through|With|Without|Within|Before|After|Since|Until|While|During|Because|So|"
@@ -57,7 +57,7 @@ def wrong_openings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def test_docstrings_open_with_a_noun_or_a_verb() -> None:
-    """Fails when a docstring of the product opens with a relative clause or a preposition."""
+    """Fails when a docstring opens with a relative clause or a preposition."""
     files = {path.resolve() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     assert {path.relative_to(ROOT).parts[0] for path in files} == {*FOLDERS}
     assert [

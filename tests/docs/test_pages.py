@@ -100,6 +100,13 @@ def test_the_search_finds_a_recipe(asked: str) -> None:
     assert stems(asked) <= stems(" ".join(headings))
 
 
+def test_a_page_begins_with_whom_it_is_for() -> None:
+    """Fails when someone has to read half of a page to learn that it is for somebody else."""
+    pages = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
+    assert len(pages) > 20
+    assert [name for name, text in pages.items() if not re.match(r"# .+\n\nFor \w", text)] == []
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     """Fails when a page or a heading is renamed and a link to it is not."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]

@@ -57,7 +57,7 @@ class Given:
         return time.monotonic() > self.ends
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Those of a part's names that are wanted: all of them if none is."""
+        """Names of a part that are wanted: all of them if none is."""
         every = list(names)
         return [name for name in every if name in self.only] or every
 

@@ -417,7 +417,7 @@ def judge(case: Case) -> list[str]:
 
 
 def judged(path: Path, facts: Facts, connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """What differs in one file from the rows that were drawn, and from DuckDB's answer."""
+    """Differences in one file from the rows that were drawn, and from DuckDB's answer."""
     wrong, is_text = list[str](), path.suffix in (".csv", ".tsv")
     expected = [text_row(row) for row in facts.rows] if is_text else facts.rows
     found = read(path, all_columns=True)

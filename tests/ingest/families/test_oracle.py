@@ -42,7 +42,7 @@ def pictures() -> list[tuple[str, Medium]]:
 
 @cache
 def drawn_pictures(per_kind: int) -> list[tuple[str, bytes, Image.Image]]:
-    """So many pictures of each mode and of each format: what each is, its file, and what Pillow shows upright."""
+    """Pictures, so many of each mode and of each format: what each is, its file, and what Pillow shows upright."""
     found, counts = [], Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         for seed in count():

@@ -38,7 +38,7 @@ KERNELS = {
 
 WINDOWS = st.sampled_from([None, 1, 20])
 WIDTHS = [(1, 1), (7, 20), (12, 8), (33, 33), (33, 7)]
-"""Of keys, and of values."""
+"""Widths of keys, and of values."""
 
 
 def random_inputs(

@@ -31,7 +31,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 OVERLAPPED: tuple[str, dict[str, Any]] = ("ulysses", {"overlap": True})
 WIDTHS = [(12, 8), (24, 16), (7, 19)]
-"""Of keys, and of values: DeepSeek-V3 has 192 and 128."""
+"""Widths of keys, and of values: DeepSeek-V3 has 192 and 128."""
 ROWS = [
     *[(0, 0, -1)] * 31, *[(0, 0, 0)] * 17, *[(0, 1, -1)] * 11, *[(0, 2, -1)] * 13, *[(-1, 0, -1)] * 24,
     *[(1, 0, -1)] * 107, *[(-1, 0, -1)] * 13, *[(2, 0, -1)] * 5, *[(-1, 0, -1)] * 67,

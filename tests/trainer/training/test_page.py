@@ -43,7 +43,7 @@ def test_the_command_of_the_page_has_options_that_exist() -> None:
 
 
 def run_loop(_mesh: Mesh, program: str) -> list[str]:
-    """What a rank prints of a program that starts its own process group."""
+    """Output of a rank of a program that starts its own process group."""
     printed: list[str] = []
     for line in ('dist.init_process_group("gloo")', "dist.destroy_process_group()"):  # the pool has one
         program = program.replace(line, "pass")
