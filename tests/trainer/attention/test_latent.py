@@ -67,14 +67,14 @@ def test_every_kind_expands_latents(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ulysses", "ring"), [(1, 2), (1, 4), (2, 2), (3, 1), (2, 3), (4, 1)])
+@pytest.mark.parametrize(("ulysses", "ring"), [(1, 4), (2, 2), (4, 1)])
 @pytest.mark.parametrize("heads", [(12, 12), (12, 3), (12, 1)])
 @pytest.mark.parametrize("scheme", [*SCHEMES, "random"])
 def test_every_layout_expands_latents(
     scheme: str, heads: tuple[int, int], ulysses: int, ring: int, make_mask: Any, make_layout: Any, make_case: Any
 ) -> None:
     """Fails as the test above does, where heads are copied or ranks see nothing of each other."""
-    for window in (None, 9, 40):
+    for window in (None, 9):
         compare(ulysses, ring, scheme, heads, window, make_mask, make_layout, make_case)
 
 
@@ -191,3 +191,42 @@ def test_latents_are_sent_once_and_expanded_in_turns(
         run_ranks(1, 2, lambda cp, s=stride: on_rank(cp, case, inputs, "gather", {"head_stride": s}))
         assert sorted(heads) == sorted(turns * 4), "two ranks, forward and backward"
         assert messages == [LATENT + SHARED] * 6, "there, there again and back, on two ranks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "ulysses", "ring"), [("gather", 1, 3), ("ring", 1, 3), ("hybrid", 3, 2)])
+def test_latents_lose_no_more_than_expanded_keys(
+    kind: str, ulysses: int, ring: int, dtype: torch.dtype, make_mask: Any, make_layout: Any, make_case: Any
+) -> None:
+    """Fails when sums of gradients over heads, ranks or steps are rounded where those of keys are not."""
+    mask = make_mask(ROWS)
+    layout = make_layout(mask, "zigzag", ring, edges=EDGES)
+    case = make_case(mask=mask, layout=layout, ulysses=ulysses, heads=6, dtype=dtype)
+    inputs = [x.to(dtype) for x in inputs_of(6, 6)]
+    right = right_results([x.double() for x in inputs], case.tensors)
+
+    def expanded(cp: ContextParallel) -> Any:
+        mine = torch.from_numpy(case.slices()[cp.cp_rank])
+        *rows, up, dout = inputs
+        given = [*(x[:, mine].clone().requires_grad_() for x in rows), up.clone().requires_grad_()]
+        keys = latents.expand(given[1], given[2], given[3], KEYS)
+        out = bind(kind, layout, case.tensors, cp)(given[0], *keys)
+        return mine, out.detach(), *torch.autograd.grad(out, given, dout[:, mine])
+
+    errors = [
+        errors_of(run_ranks(ulysses, ring, way), right)
+        for way in (lambda cp: on_rank(cp, case, inputs, kind, {}), expanded)
+    ]
+    near = {torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
+    for ours, theirs in zip(*errors, strict=True):
+        assert ours < near
+        assert ours < 1.5 * theirs
+
+
+def errors_of(found: list[Any], right: tuple[Tensor, ...]) -> list[float]:
+    """Relative errors of the output and of each gradient over all ranks."""
+    parts = [torch.cat([each[number] for each in found], dim=1).double() for number in range(1, 5)]
+    order = torch.argsort(torch.cat([each[0] for each in found]))
+    ours = [*(part[:, order] for part in parts), sum(each[5].double() for each in found)]
+    return [float((a - b).norm() / b.norm()) for a, b in zip(ours, right, strict=True)]
