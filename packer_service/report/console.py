@@ -162,8 +162,9 @@ def too_many_rejects(reasons: Sequence[RejectReason], rejected: int, rows: int, 
         f"{reason.documents:,} {reason.code} ({_message(reason, REASON_CHARACTERS)})"
         for reason in reasons[:TOP_REASONS]
     )
+    were = "was" if rejected == 1 else "were"
     return (
-        f"{rejected:,} of {rows:,} rows ({rejected / rows:.2%}) were rejected, more than --max-rejects {allowed:g}: "
+        f"{rejected:,} of {rows:,} rows ({rejected / rows:.2%}) {were} rejected, more than --max-rejects {allowed:g}: "
         f"{shown}; mend the rows, or allow more with --max-rejects {-(-100 * rejected // rows) / 100:g}"
     )
 

@@ -36,6 +36,9 @@ from preshard.schemas.files.printed import NAMED_BY_USER, without_secrets
 
 SCHEMES = frozenset(("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf"))
 """Schemes that ``pyarrow.fs`` opens: ``--allow-media`` could allow them."""
+WEB = frozenset(("http", "https"))
+NOT_OPENED = "cannot be opened; legal are local paths, file://, s3:// and whatever else pyarrow.fs opens"
+FETCH_IT = "is not downloaded; fetch it first (many with img2dataset), and name the file"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,9 +185,7 @@ def _place_of_row(uri: str) -> _Location:
         raise _refused(uri, "a row's URI may carry no user name or password; leave out what stands before the @")
     scheme, authority = _names(scheme, authority)
     if scheme not in SCHEMES:
-        raise _refused(
-            uri, "cannot be opened; legal are local paths, file://, s3:// and whatever else pyarrow.fs opens"
-        )
+        raise _refused(uri, FETCH_IT if scheme in WEB else NOT_OPENED)
     if scheme == "file" and authority:
         raise _refused(uri, "cannot be opened: a file URI cannot name a host; write file:///path, with three slashes")
     return _Location(scheme, authority, _normal(unquote(path)))
@@ -311,8 +312,7 @@ def open_media(medium: Medium, base: MediaReach) -> Iterator[MediaFile]:
             reason += "; name its frames in the column frames, with their rate in fps"
         raise _missing(medium.label, reason) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        reason = "cannot be opened; legal are local paths, file://, s3:// and whatever else pyarrow.fs opens"
-        raise _missing(medium.label, reason) from error
+        raise _missing(medium.label, NOT_OPENED) from error
     with file:
         yield MediaFile(file=file, label=medium.label, size=size)
 

@@ -204,7 +204,8 @@ def doubt_of(file: SourceFile, config: PackConfig) -> str | None:
         return None  # whoever measures it says what is wrong
     if not reasons:
         return None
-    return f"{file.label}: each of the first {len(reasons)} rows would be rejected, such as for this: {reasons[0]}"
+    first = "its first row" if len(reasons) == 1 else f"each of its first {len(reasons)} rows"
+    return f"{file.label}: {first} would be rejected: {reasons[0]}"
 
 
 def missing_of(file: SourceFile, named: Sequence[str], typed: Mapping[str, str]) -> str | None:
@@ -225,7 +226,8 @@ def missing_of(file: SourceFile, named: Sequence[str], typed: Mapping[str, str])
     inside = posixpath.dirname(file.label.removeprefix(label).strip("/"))
     folder = posixpath.join(source, inside) if "/" in file.label else posixpath.dirname(source) or "."
     folder = folder.rstrip("/") or "/"
-    where = f"the media root and {folder}" if file.media_root else folder
+    named_folder = "this folder" if folder == "." else folder
+    where = f"the media root and {named_folder}" if file.media_root else named_folder
     for looked, spelled in dict.fromkeys([(file.folder, folder), *([(_root(file, inside), source)] if inside else [])]):
         found = found_below(looked, named[0])
         if found is not None:

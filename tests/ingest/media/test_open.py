@@ -66,6 +66,7 @@ def test_inline_bytes_need_no_folder() -> None:
         ("pipe", "no such file"),
         ("a\0b", "cannot be opened"),
         ("nonsense://host/a.png", "cannot be opened"),
+        ("https://host/a.png", "is not downloaded; fetch it first"),
     ],
 )
 def test_what_cannot_be_opened_is_missing_and_names_no_place(tmp_path: Path, uri: str, reason: str) -> None:

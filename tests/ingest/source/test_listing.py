@@ -88,7 +88,7 @@ def test_first_rows_that_would_all_be_rejected_are_told(tmp_path: Path, rejected
     pq.write_table(pa.table({"prompt": ["Why?"] * 20, "response": [3] * 20}), tmp_path / "c.parquet")
     found = [listed(tmp_path / name) for name in ("a.jsonl", "b.parquet", "c.parquet")]
     assert {file.form for each in found for file in each.files} == {"question_answer"}
-    told = "each of the first 16 rows would be rejected, such as for this: answer is a boolean, not a string"
+    told = "each of its first 16 rows would be rejected: answer is a boolean, not a string"
     assert found[0].doubts == ((f"a.jsonl: {told}",) if rejected == 20 else ())
     assert found[1].doubts == ()
     assert "response is a number, not a string" in list(found[2].notes())[-1]
