@@ -108,6 +108,14 @@ def test_no_words_at_all_give_the_help(capsys: pytest.CaptureFixture[str]) -> No
     assert re.search(r"^  pack +Pack SOURCE", error, re.MULTILINE)
 
 
+def test_the_help_says_of_each_command_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails when the first sentence of a command is too long for its line, and ends in the middle."""
+    main(["--help"])
+    commands = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+    assert len(commands) > 10
+    assert [line for line in commands if not re.fullmatch(r" *\S+ +[A-Z].*[^.][.]", line)] == []
+
+
 def test_a_configuration_file_and_settings_over_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_source: Path
 ) -> None:

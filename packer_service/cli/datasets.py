@@ -54,7 +54,7 @@ def verify(dataset: str, as_json: bool, thorough: bool, num_cpus: int | None) ->
 @dp_option
 @click.option("--loss", is_flag=True, help="Count tokens under loss too, in up to 512 packs, which are read for it.")
 def report(dataset: str, as_json: bool, against: str | None, dp_sizes: tuple[int, ...], loss: bool) -> None:
-    """Show how full and how balanced DATASET is, and what was lost and why."""
+    """Show how full and how balanced DATASET is, and what was lost."""
     if against is not None:
         if loss:
             raise ConfigError("report: --loss has no effect beside --against; leave it out")
@@ -97,7 +97,7 @@ def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) 
 def advise(
     dataset: str, gpus: int, gpu: str, model: Path | None, assumed: tuple[str, ...], limit: int, as_json: bool
 ) -> None:
-    """Say with which ring degree, layout and sizes DATASET trains fastest, and what that rests on."""
+    """Say how DATASET trains fastest. Gives ring degree, layout and sizes, and what that rests on."""
     with shown_progress(READING):
         from preshard.packer_service.report.advice.console import print_advice
         from preshard.packer_service.report.advice.dataset import advise_dataset
@@ -126,7 +126,7 @@ def advise(
 )
 @click.option("--cache-mib", default=256, show_default=True, type=click.IntRange(0), help="Memory for cached data.")
 def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mib: int) -> None:
-    """Show every dataset below ROOT in a browser and over REST, read-only.
+    """Show datasets below ROOT in a browser and over REST. Writes nothing.
 
     If PRESHARD_TOKEN is set, requests for data must send it as a bearer token.
     """
@@ -139,7 +139,7 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
 @click.command()
 @click.argument("dataset")
 def energon(dataset: str) -> None:
-    """Write the files by which Megatron Energon opens DATASET, into its folder .nv-meta."""
+    """Write the files by which Megatron Energon opens DATASET. They go into its folder .nv-meta."""
     with shown_progress(READING):
         from preshard.packer_service.publish.energon import write_energon
 
@@ -152,7 +152,7 @@ def energon(dataset: str) -> None:
 @click.option("--name", metavar="NAME", help="Name of the dataset; by default that of its folder.")
 @click.option("--license", "license_name", metavar="ID", help="Its licence as the Hugging Face Hub names it.")
 def card(dataset: str, name: str | None, license_name: str | None) -> None:
-    """Write a dataset card for the Hugging Face Hub (README.md) and croissant.json into the folder DATASET."""
+    """Write a card for the Hugging Face Hub into DATASET. That is README.md and croissant.json."""
     with shown_progress(READING):
         from preshard.packer_service.publish.card import write_card
 
@@ -172,7 +172,7 @@ def card(dataset: str, name: str | None, license_name: str | None) -> None:
 )
 @click.option("--replace", is_flag=True, help="Replace columns that were joined before.")
 def annotate(dataset: str, table: str, on: str, columns: tuple[str, ...], replace: bool) -> None:
-    """Join columns of TABLE (Parquet, CSV, JSON Lines; one row a document) to DATASET, for --where of later packing."""
+    """Join columns of TABLE to DATASET. TABLE (Parquet, CSV, JSON Lines) has one row a document; --where sees them."""
     with shown_progress("reading the dataset and the table"):
         from preshard.packer_service.publish.annotate import annotate as join_columns
 

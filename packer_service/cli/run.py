@@ -38,7 +38,7 @@ def cli() -> None:
 @click.command("demo-source")
 @click.argument("directory", type=click.Path(path_type=Path))
 def demo_source(directory: Path) -> None:
-    """Write a small real source to DIRECTORY: videos, photographs and text that installed packages carry."""
+    """Write a small source of real media to DIRECTORY. Installed packages carry its videos, photographs and text."""
     with shown_progress("reading the media of installed packages") as progress:
         from preshard.packer_service.demo.source import write_demo_source
 
@@ -56,7 +56,7 @@ def demo_source(directory: Path) -> None:
     "--family", type=click.Choice(FAMILIES), default=FAMILIES[1], show_default=True, help="The kind of model."
 )
 def demo_model(directory: Path, family: str) -> None:
-    """Write a model folder to DIR: a tiny model with Qwen's vocabulary, without weights."""
+    """Write a tiny model without weights to DIR. It has Qwen's vocabulary."""
     with shown_progress("reading the vocabulary"):
         from preshard.packer_service.demo.model import write_model_folder
 

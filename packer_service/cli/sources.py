@@ -116,7 +116,7 @@ def plan(
     asked: SourceOptions,
     run_tasks: RunTasks,
 ) -> None:
-    """Measure and plan without writing a dataset: what would packing SOURCE give?"""
+    """Measure and plan without writing a dataset. Says what packing SOURCE would give."""
     config = _configured(sources, asked)
     if bool(sources) == (lengths is not None):
         raise ConfigError("plan: give either SOURCE files and folders or --lengths FILE.parquet")
@@ -153,7 +153,7 @@ def plan(
 @json_option
 @source_options
 def show(sources: tuple[str, ...], row: str | None, doc_id: str | None, as_json: bool, asked: SourceOptions) -> None:
-    """Print one document of SOURCE as it would be packed: what carries loss, images and frames in place."""
+    """Print one document of SOURCE as it would be packed. Marks what carries loss, with images and frames in place."""
     if row is not None and doc_id is not None:
         raise ConfigError("show: give either --row N or --id X")
     with shown_progress("reading the row and the model"):
@@ -188,7 +188,7 @@ def suggest(
     out: Path | None,
     asked: SourceOptions,
 ) -> None:
-    """Propose a configuration file for SOURCE from a sample of its rows, with what each choice would give.
+    """Propose a configuration file for SOURCE. A sample of its rows says what each choice would give.
 
     Keys that --config and --set give stay as they are.
     """
