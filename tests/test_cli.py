@@ -110,8 +110,7 @@ def test_no_words_at_all_give_the_help(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_help_says_of_each_command_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     """Fails when the first sentence of a command is too long for its line, and ends in the middle."""
-    main(["--help"])
-    commands = capsys.readouterr().out.partition("Commands:")[2].strip().splitlines()
+    commands = run(capsys, "--help")[1].partition("Commands:")[2].strip().splitlines()
     assert len(commands) > 10
     assert [line for line in commands if not re.fullmatch(r" *\S+ +[A-Z].*[^.][.]", line)] == []
 
