@@ -133,7 +133,7 @@ def pixtral_encoder(vision: Settings, *, merged: int, text: int) -> VisionEncode
 
 
 def siglip_encoder(vision: Settings, *, merged: int, text: int) -> VisionEncoder:
-    """The encoder of PaddleOCR-VL.
+    """The encoder of PaddleOCR-VL and Kimi K2.5.
 
     Args:
         vision: its section.
@@ -206,6 +206,11 @@ def _of_paddle(config: Settings) -> VisionEncoder:
     return siglip_encoder(vision, merged=vision["spatial_merge_size"], text=text)
 
 
+def _of_kimi(config: Settings) -> VisionEncoder:
+    vision, text = config["vision_config"], config["text_config"]["hidden_size"]
+    return siglip_encoder(vision, merged=vision["merge_kernel_size"][0], text=text)
+
+
 def _of_gemma(mlp_matrices: int) -> Callable[[Settings], VisionEncoder]:
     return lambda config: mean_encoder(
         config["vision_config"], mlp_matrices=mlp_matrices, text=config["text_config"]["hidden_size"]
@@ -222,6 +227,7 @@ ENCODERS: dict[str, Callable[[Settings], VisionEncoder]] = {
     "internvl": _of_internvl,
     **dict.fromkeys(("mistral3", "lighton_ocr"), _of_mistral),
     "paddleocr_vl": _of_paddle,
+    "kimi_k25": _of_kimi,
     "molmo2": lambda config: molmo_encoder(config["vision_config"], config["adapter_config"]),
     "gemma3": _of_gemma(2),
     "gemma4": _of_gemma(3),

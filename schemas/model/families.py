@@ -74,6 +74,7 @@ FAMILIES: dict[str, FamilyFacts] = {
     ),
     "lighton_ocr": FamilyFacts(file="mistral3", inputs="pixtral", text=("qwen3",), tiles="whole", since=(5, 23)),
     "paddleocr_vl": FamilyFacts(file="paddleocr_vl", inputs="siglip", text=("paddleocr_vl_text",), since=(5, 23)),
+    "kimi_k25": FamilyFacts(file="kimi_k25", inputs="siglip", text=("deepseek_v3", "kimi_k2"), axes=1, since=(5, 23)),
     "gemma4": FamilyFacts(file="gemma4", inputs="gemma4", text=("gemma4_text",), tiles="whole", since=(5, 23)),
 }
 """Models that read images."""

@@ -142,6 +142,8 @@ LANGUAGES: dict[str, LanguageModel] = {
     "cwm": _window(8192),
     **dict.fromkeys(("deepseek_v2", "youtu"), _latent(1536, 512, 128, 64, 128)),
     "deepseek_v3": _latent(1536, 512, 128, 64, 128, first_k_dense_replace=3),
+    # what deepseek_v3 was called in kimi_k25 at first
+    "kimi_k2": replace(_latent(1536, 512, 128, 64, 128, first_k_dense_replace=3), alone=False),
     "diffllama": LanguageModel(attentions=2),
     "dots1": _window(4096, layer_types=_FULL),
     "exaone4_5_text": replace(_window(4096), alone=False),  # what exaone4 was called in it at first

@@ -14,7 +14,7 @@ from preshard.schemas.config import parse_config
 from preshard.schemas.manifest import Manifest
 
 FAMILIES = ("qwen3_5", "glm4v", "glm46v", "gemma3", "gemma4", "molmo2", "internvl", "mistral3")
-SELDOM = ("exaone4_5", "glm_ocr", "lighton_ocr", "paddleocr_vl")
+SELDOM = ("exaone4_5", "kimi_k25", "glm_ocr", "lighton_ocr", "paddleocr_vl")
 """Families that have almost everything from one of the others."""
 
 

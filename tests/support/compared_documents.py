@@ -15,7 +15,7 @@ from taken_documents import NO_LOSS, Taken, taken_documents
 FAMILIES = {
     **{"qwen3": TEXT_ONLY, "qwen3_vl": "", "qwen3_5": "", "qwen2_5_vl": "", "exaone4_5": "", "internvl": ""},
     **dict.fromkeys(("molmo2", "glm46v"), IMAGES_OR_ONE_VIDEO),
-    **{"gemma3": IMAGES_ONLY, "gemma4": "", "mistral3": IMAGES_ONLY},
+    **{"gemma3": IMAGES_ONLY, "gemma4": "", "mistral3": IMAGES_ONLY, "kimi_k25": IMAGES_ONLY},
 }
 """Media that a model of each family takes in one document; nothing stands for everything."""
 

@@ -258,7 +258,7 @@ def alone(model: Any, batch: RankBatch) -> Tensor:
             given[TYPES.get(batch.model.model_type, "mm_token_type_ids")] = _token_types(batch, own, rows)
         if model.config.model_type != "gemma4":  # whose encoder scales pixels in float32, and converts them then
             given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
-        if model.config.model_type in ("exaone4_5", "internvl", "mistral3", "lighton_ocr"):
+        if model.config.model_type in ("exaone4_5", "internvl", "kimi_k25", "mistral3", "lighton_ocr"):
             del given["mm_token_type_ids"]
         if model.config.model_type == "qwen2_5_vl" and "video_grid_thw" in given:
             given |= _times(model, batch, number, own)

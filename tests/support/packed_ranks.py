@@ -135,8 +135,8 @@ def train_job(mesh: Mesh, options: dict[str, object]) -> list[StepFigures]:
 
 def experts_in_float64(model: Any) -> Any:
     """The same model, whose experts use what exists in float64, too."""
-    if getattr(model, "_can_set_experts_implementation", bool)():
-        model.set_experts_implementation("eager")
+    for part in (model.config, model.config.get_text_config()):  # some models with images set it for neither
+        part._experts_implementation = "eager"
     return model
 
 

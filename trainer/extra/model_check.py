@@ -122,6 +122,8 @@ def _sizes_of_model(config: Any) -> dict[str, str]:
     sizes = {PATCH: _sides(vision.patch_size), TIME: str(getattr(vision, "temporal_patch_size", 1))}
     row = getattr(vision, "spatial_merge_size", getattr(config, "spatial_merge_size", None))
     row = getattr(vision, "pooling_kernel_size", row)
+    if hasattr(vision, "merge_kernel_size"):
+        row = vision.merge_kernel_size[0]
     if hasattr(config, "mm_tokens_per_image"):
         row = vision.image_size // vision.patch_size // math.isqrt(config.mm_tokens_per_image)
     if hasattr(config, "downsample_ratio"):

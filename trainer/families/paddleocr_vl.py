@@ -13,7 +13,7 @@ from preshard.trainer.families.family import Features, Inputs, ModelFamily, move
 from preshard.trainer.families.pictures import Arrays, InputUnit, Levels, Settings, image_table, look_up
 
 
-def _cut(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
+def cut_lines(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
     """``pixel_values``, [patches, 3, patch, patch], and ``image_grid_thw``."""
     if not units:
         return {}
@@ -29,7 +29,7 @@ def _cut(settings: Settings, units: Sequence[InputUnit]) -> Arrays:
     }
 
 
-def _normalise(settings: Settings, levels: Levels) -> dict[str, Tensor]:
+def normalise_lines(settings: Settings, levels: Levels) -> dict[str, Tensor]:
     return {"pixel_values": look_up(levels["pixel_values"], image_table(settings), settings["patch_size"] ** 2)}
 
 
@@ -70,6 +70,6 @@ def _make_smallest(config: Any) -> dict[str, Tensor]:
 
 MODELS = {
     "paddleocr_vl": ModelFamily(
-        cut=_cut, normalise=_normalise, encode=_encode, stand_in=_make_smallest, side_by_side=True
+        cut=cut_lines, normalise=normalise_lines, encode=_encode, stand_in=_make_smallest, side_by_side=True
     )
 }

@@ -193,6 +193,10 @@ def _paddleocr_vl(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # 
     return Marks(image=(Block(),), frame=(), around_image=(ids["<|IMAGE_START|>"], ids["<|IMAGE_END|>"]))
 
 
+def _kimi_k25(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # noqa: ARG001
+    return Marks(image=(Block(),), frame=(), around_image=(ids["<|media_content|>"], ids["<|media_end|>"]))
+
+
 def _molmo2(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # noqa: ARG001
     whole = read_json(files, PROCESSOR)
 
@@ -220,5 +224,6 @@ def _molmo2(files: Files, kind: str, ids: Mapping[str, int]) -> Marks:  # noqa: 
 _FAMILIES: dict[str, Callable[[Files, str, Mapping[str, int]], Marks]] = {
     **{"qwen": _qwen, "glm": _glm, "gemma3": _gemma3, "gemma4": _gemma4},
     **{"internvl": _internvl, "mistral3": _mistral3, "molmo2": _molmo2, "paddleocr_vl": _paddleocr_vl},
+    "kimi_k25": _kimi_k25,
 }
 """Readers of marks, by the name of a family's file."""

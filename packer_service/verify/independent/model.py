@@ -19,10 +19,10 @@ Json = dict[str, Any]
 
 _CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 _HALVES, _UNCHANGED = ([0.5] * 3, [0.5] * 3), ([0.0] * 3, [1.0] * 3)
-COLOURS = {"molmo2": _HALVES, "gemma3": _HALVES, "gemma4": _UNCHANGED}
+COLOURS = {"kimi_k25": _HALVES, "molmo2": _HALVES, "gemma3": _HALVES, "gemma4": _UNCHANGED}
 """Mean and deviation that processors have by default, where not CLIP's."""
 
-ONLY_STILLS = ("gemma3", "mistral3", "paddleocr_vl")
+ONLY_STILLS = ("gemma3", "kimi_k25", "mistral3", "paddleocr_vl")
 """Files of families that take no video."""
 
 MOLMO2_GROUP = (
@@ -47,6 +47,7 @@ def row_tokens(files: Files, family: str) -> list[str]:
         "gemma3": (("image_token", "<image_soft_token>"),),
         "gemma4": (("image_token", "<|image|>"), ("video_token", "<|video|>")),
         "paddleocr_vl": (("image_token", "<|IMAGE_PLACEHOLDER|>"),),
+        "kimi_k25": (("image_token", "<|media_pad|>"),),
         "internvl": (("context_image_token", "<IMG_CONTEXT>"),),
     }
     if family == "molmo2":
@@ -93,7 +94,7 @@ def derive_model(files: Files, config: PackConfig, ids: Mapping[str, int]) -> Js
     _, image, video = processors(files)
     if facts.file in ONLY_STILLS:
         video = image
-    still = moving = COLOURS.get(facts.inputs, _CLIP)
+    still = moving = COLOURS.get(facts.file, _CLIP)
     if facts.file == "qwen" and kind not in _WINDOWED:
         moving = _HALVES
     settings = {
@@ -346,6 +347,26 @@ def _paddleocr_vl(model: Json, parts: tuple[Json, Json, Json]) -> Json:
     }
 
 
+def _kimi_k25(model: Json, parts: tuple[Json, Json, Json]) -> Json:
+    defaults = {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
+    vision = _vision(model, {**defaults, "merge_kernel_size": (2, 2)})
+    square = vision["hidden_size"] * math.prod(vision["merge_kernel_size"])
+    return {
+        **{name: _or(parts[1], name, value) for name, value in (("patch_size", 14), ("merge_size", 2))},
+        **_encoder(
+            [vision["patch_size"]] * 2,
+            hidden_size=vision["hidden_size"],
+            intermediate_size=vision["intermediate_size"],
+            mlp_matrices=2,
+            layers=vision["num_hidden_layers"],
+            patch_inputs=3 * vision["patch_size"] ** 2,
+            row_inputs=square,
+            row_hidden=square,
+            row_outputs=_text(model).get("hidden_size", 4096),
+        ),
+    }
+
+
 def _molmo2(model: Json, parts: tuple[Json, Json, Json]) -> Json:
     _, image, video = parts
     older = model.get("vit_config")
@@ -383,5 +404,6 @@ def _molmo2(model: Json, parts: tuple[Json, Json, Json]) -> Json:
 _SETTINGS: dict[str, Callable[[Json, tuple[Json, Json, Json]], Json]] = {
     **{"qwen": _qwen, "glm": _glm, "gemma3": _gemma3, "gemma4": _gemma4},
     **{"internvl": _internvl, "mistral3": _mistral3, "molmo2": _molmo2, "paddleocr_vl": _paddleocr_vl},
+    "kimi_k25": _kimi_k25,
 }
 """Further settings of each family, by the name of its file."""

@@ -46,8 +46,8 @@ def test_a_folder_is_its_family(folders: dict[str, Path], family: str) -> None:
     assert loaded.family.model_type == family
     assert isinstance(loaded.family, TextFamily) == (family == "qwen3")
     assert {"config.json"} <= loaded.sha256.keys()
-    processors = {IMAGES} if family in ("gemma3", "mistral3", "lighton_ocr", "paddleocr_vl") else {IMAGES, VIDEOS}
-    assert family == "qwen3" or processors <= loaded.sha256.keys()
+    stills = family in ("gemma3", "kimi_k25", "mistral3", "lighton_ocr", "paddleocr_vl")
+    assert family == "qwen3" or ({IMAGES} if stills else {IMAGES, VIDEOS}) <= loaded.sha256.keys()
 
 
 def test_a_flat_configuration_is_read_as_transformers_reads_it(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -119,6 +119,8 @@ def test_a_flat_configuration_is_read_as_transformers_reads_it(folders: dict[str
             "fix_mistral_regex true of tokenizer_config",
         ),
         ("mistral3", "config.json", {"vision_feature_layer": -2}, "vision_feature_layer of config.json is -2, while"),
+        ("kimi_k25", IMAGES, {"merge_size": 4}, r"merge_size \[4, 4\] .* differs from \[2, 2\] in vision_config"),
+        ("kimi_k25", IMAGES, {"size": {"max_height": 8, "max_width": 9}}, "max_height and max_width must be the same"),
         ("molmo2", VIDEOS, {"do_rescale": None}, "do_rescale false of video_preprocessor_config.json is not followed"),
         ("molmo2", IMAGES, {"overlap_margins": [4, 4]}, "leave nothing of 8"),
         (

@@ -18,6 +18,7 @@ from preshard.packer_service.ingest.families.gemma3 import Gemma3Family
 from preshard.packer_service.ingest.families.gemma4 import Gemma4Family
 from preshard.packer_service.ingest.families.glm import GlmFamily
 from preshard.packer_service.ingest.families.internvl import InternVLFamily
+from preshard.packer_service.ingest.families.kimi_k25 import KimiFamily
 from preshard.packer_service.ingest.families.mistral3 import Mistral3Family
 from preshard.packer_service.ingest.families.molmo2 import Molmo2Family
 from preshard.packer_service.ingest.families.paddleocr_vl import PaddleOcrFamily
@@ -72,6 +73,8 @@ def ours(family: object, width: int, height: int) -> object:
     [unit] = family.image(width, height).units  # type: ignore[attr-defined]
     if isinstance(family, QwenFamily | Gemma4Family | Mistral3Family):
         return unit.crops[0].canvas
+    if isinstance(family, KimiFamily):
+        return unit.crops[0].canvas, unit.crops[0].size
     if isinstance(family, InternVLFamily):
         return unit.crops[0].canvas, len(unit.crops)
     assert isinstance(family, Molmo2Family)
@@ -89,8 +92,10 @@ def theirs(family: object, width: int, height: int) -> object:
         limits = family.images
         high, wide = smart_resize(height, width, family.factor, limits.least, limits.most)
         return wide, high
-    if isinstance(family, Mistral3Family):
-        return of_mistral3(family, width, height)
+    if isinstance(family, Mistral3Family | KimiFamily):
+        return (
+            of_mistral3(family, width, height) if isinstance(family, Mistral3Family) else of_kimi(family, width, height)
+        )
     if isinstance(family, Gemma4Family):
         from transformers.models.gemma4.image_processing_gemma4 import get_aspect_ratio_preserving_size
 
@@ -126,6 +131,15 @@ def of_glm(family: GlmFamily, width: int, height: int, frames: int, limits: Pixe
 
     size = smart_resize(frames, height, width, family.together, family.factor, limits.least, limits.most)
     return size[::-1]
+
+
+def of_kimi(family: KimiFamily, width: int, height: int) -> object:
+    """Widths and heights of a picture, and with black beside it, by the function of ``transformers``."""
+    from transformers.models.kimi_k25.image_processing_kimi_k25 import navit_resize
+
+    patch = family.encoder.patch_size[0]
+    scaled, filled = navit_resize(height, width, patch, family.merge, family.most_patches, family.longest)
+    return scaled[::-1], filled[::-1]
 
 
 def of_mistral3(family: Mistral3Family, width: int, height: int) -> object:

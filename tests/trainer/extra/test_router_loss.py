@@ -50,6 +50,7 @@ WITHOUT = {
     *("afmoe", "aria_text", "dots1", "exaone_moe", "glm4_moe", "hunyuan_v1_moe", "hy_v3", "kolibri1", "solar_open"),
     *("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mimo_v2_flash"),
     *("glm46v, glm4v_moe_text", "internvl, qwen3_moe", "mistral3, mistral4"),
+    *("kimi_k25, deepseek_v3", "kimi_k25, kimi_k2"),
 }
 """Mixtures of experts for which ``transformers`` has no such loss."""
 

@@ -68,7 +68,7 @@ SMALL: dict[str, Any] = {
 }
 """Sizes by the names that configurations have for them."""
 
-RENAMED = {"exaone4_5_text": "exaone4"}
+RENAMED = {"exaone4_5_text": "exaone4", "kimi_k2": "deepseek_v3"}
 """Language models under names that they had at first, which ``transformers`` still takes."""
 
 WINDOW = 5
@@ -142,7 +142,7 @@ def tiny_with_images(model_type: str, text: str) -> dict[str, Any]:
     family = text.removesuffix("_text") if text.endswith("_text") else model_type
     marks = {mark: number for number, mark in enumerate(tiny_model(family).marks, 3)}
     config = model_config(family, marks, VOCABULARY) | {"model_type": model_type}
-    if model_type in ("exaone4_5", "internvl", "mistral3", "lighton_ocr"):
+    if model_type in ("exaone4_5", "internvl", "kimi_k25", "mistral3", "lighton_ocr"):
         config["text_config"] = tiny_config(RENAMED.get(text, text)) | {"model_type": text}
     if model_type in ("gemma3", "gemma4"):  # they scale embeddings by its root, of which float32 holds that of 64
         config["text_config"]["hidden_size"] = 72

@@ -19,8 +19,17 @@ from preshard.trainer.models import interface
 from preshard.trainer.models.load import load_model
 from preshard.trainer.models.packed import PackedModel
 
-SIDE_BY_SIDE = ["qwen3_vl", "qwen2_5_vl", "glm4v_moe", "mistral3", "lighton_ocr", "paddleocr_vl", "exaone4_5"]
-SELDOM = ("lighton_ocr", "paddleocr_vl")
+SIDE_BY_SIDE = [
+    "qwen3_vl",
+    "qwen2_5_vl",
+    "glm4v_moe",
+    "mistral3",
+    "lighton_ocr",
+    "paddleocr_vl",
+    "exaone4_5",
+    "kimi_k25",
+]
+SELDOM = ("lighton_ocr", "paddleocr_vl", "kimi_k25")
 
 
 def test_these_are_the_encoders() -> None:

@@ -170,7 +170,7 @@ def packed_images(folder: Path, family: str) -> ModelEntry:
 OF_ROWS = {
     **{"gemma3": ("", "mm_tokens_per_image", 1), "gemma4": ("vision_config", "pooling_kernel_size", 5)},
     **{"internvl": ("", "downsample_ratio", 0.25), "mistral3": ("", "spatial_merge_size", 4)},
-    "lighton_ocr": ("", "spatial_merge_size", 4),
+    **{"lighton_ocr": ("", "spatial_merge_size", 4), "kimi_k25": ("vision_config", "merge_kernel_size", [4, 4])},
 }
 """Settings that decide the size of a row, for families that do not call it ``spatial_merge_size`` of their encoder."""
 

@@ -28,6 +28,7 @@ CASES: list[tuple[str, str, str, dict[str, int], dict[str, Any]]] = [
     ("qwen3_vl", "hybrid", "balanced_ring", {"ulysses": 2, "ring": 2}, {}),
     ("qwen2_5_vl", "gather", "balanced_gather", {"ring": 2}, {"recompute": "full", "offload": "disk"}),
     ("exaone4_5", "ring", "balanced_ring", {"ring": 4}, {"recompute": "selective"}),
+    ("kimi_k25", "gather", "zigzag", {"ring": 4}, {}),
     ("molmo2", "ulysses", "contiguous", {"ulysses": 2}, {"recompute": "full"}),
     ("molmo2", "ring", "zigzag", {"ring": 2}, {}),
     ("internvl", "ring", "zigzag", {"ring": 2, "dp_shard": 2}, {}),
@@ -66,7 +67,16 @@ OFTEN = {
 }
 """Windows, sinks and experts, deep features, an encoder of its own, states, and groups of images."""
 
-LATENT = ("deepseek_v3", "glm4_moe_lite", "minicpm3", "mimo_v2_flash")
+LATENT = (
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "minicpm3",
+    "mimo_v2_flash",
+    "axk1",
+    "deepseek_v2",
+    "youtu",
+    "mistral3-latent",
+)
 """Models whose keys and values differ in width."""
 
 
@@ -123,7 +133,7 @@ def test_what_does_not_fit_is_said_in_one_line(made: Callable[[str], Made], tmp_
         load_model(tmp_path, from_scratch=True)
 
 
-ON_THREE_RANKS = ("exaone4_5", "glm_ocr", "lighton_ocr", "paddleocr_vl", *LATENT)
+ON_THREE_RANKS = ("exaone4_5", "kimi_k25", "glm_ocr", "lighton_ocr", "paddleocr_vl", *LATENT)
 
 THREE_RANKS = ("seq_len=1152", "cp_sizes=[1,3]", "ring_degrees=[1,3]")
 

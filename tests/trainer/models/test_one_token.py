@@ -28,10 +28,11 @@ pytestmark = pytest.mark.process  # packing decodes media in a process of its ow
 
 FAMILIES = (
     *("qwen3", "qwen3-windows", "gpt_oss", "gemma2", "qwen3_vl", "qwen3_5", "gemma3"),
-    *("glm_ocr", "lighton_ocr", "paddleocr_vl", "exaone4_5"),
+    *("glm_ocr", "lighton_ocr", "paddleocr_vl", "exaone4_5", "kimi_k25"),
+    *("deepseek_v3", "glm4_moe_lite", "minicpm3", "mimo_v2_flash", "axk1", "deepseek_v2", "youtu", "mistral3-latent"),
 )
 """Full attention, windows, sinks, caps, images and deep features, layers with a state, groups within windows, the
-families for text recognition, and grids under one axis of positions."""
+families for text recognition, grids under one axis of positions, and values of another width than keys."""
 
 OFTEN = ("qwen3-windows", "gpt_oss", "gemma3")
 
