@@ -46,7 +46,7 @@ def check_bytes(folder: Folder, entry: TableEntry) -> Iterator[Finding]:
         return
     if size > LARGE_BYTES and not _can_be_opened(folder, entry.name):
         return  # whoever reads it says why
-    with folder.open(entry.name) as file:
+    with folder.stream(entry.name) as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if sha256 != entry.sha256:
         yield TableChanged, f"has the SHA-256 {sha256}; the manifest says {entry.sha256}"

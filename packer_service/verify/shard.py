@@ -90,7 +90,7 @@ def check_shard(task: ShardTask) -> ShardVerdict:
     offsets, index_findings = _read_index(folder, f"{task.entry.name}.idx", most)
     found: list[int] = []
     indices: list[int] = []
-    with folder.open(task.entry.name) as file, pa.BufferedInputStream(file, 1 << 20) as stream:
+    with folder.stream(task.entry.name) as stream:
         tar = TarScan(file=stream, size=size, resume=sorted(offsets or []))
         for raw in tar.samples():
             found.append(raw.offset)

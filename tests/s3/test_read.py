@@ -10,6 +10,7 @@ import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
@@ -44,6 +45,22 @@ def test_it_is_verified_and_reported_as_a_local_one(remote_dataset: str, tiny_da
     assert remote == local
     assert remote["broken"] == []
     assert report_dataset(remote_dataset) == report_dataset(str(tiny_dataset))
+
+
+def test_files_that_are_verified_whole_are_asked_for_in_large_parts(
+    tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: Any
+) -> None:
+    """Fails when verify asks a store for a shard a few bytes at a time, or for all of it at once."""
+    shutil.copytree(tiny_dataset, tmp_path / "dataset")
+    shards = {f"dataset/shards/{path.name}": path.stat().st_size for path in (tiny_dataset / "shards").glob("*.tar")}
+    for part in (max(shards.values()), max(shards.values()) // 4):
+        monkeypatch.setattr("preshard.packer_service.shards.store.STREAM_BYTES", part)
+        with served_ranges(tmp_path) as server:
+            verdict = verify_dataset(server.uri.replace("?", "/dataset?"), processes=1, progress=progress)
+            assert verdict.as_json()["broken"] == []
+            assert {name: server.sent[name] for name in shards} == shards
+            expected = {name: 2 + -(-size // part) for name, size in shards.items()}  # twice for its size
+            assert {name: server.requests[name] for name in shards} == expected
 
 
 @pytest.mark.parametrize("workers", [None, 1])
