@@ -193,15 +193,21 @@ class RowReader:
 
     def rows(self, first: int, end: int) -> pa.Table:
         """The rows ``[first, end)``, as far as they are there."""
-        found = [self.file.schema.empty_table()]
+        return self.joined(self.slices(first, end))
+
+    def joined(self, slices: Iterable[pa.Table]) -> pa.Table:
+        """Slices of the table in one, with all of its columns."""
+        return pa.concat_tables([self.file.schema.empty_table(), *slices], promote_options="default")
+
+    def slices(self, first: int, end: int) -> Iterator[pa.Table]:
+        """The rows ``[first, end)``, as far as they are there, of each row group, as they are read."""
         end = min(end, self.n_rows)
         number = int(np.searchsorted(self._edges, first, side="right")) - 1
         while first < end:
             before, behind = self._edges[number : number + 2].tolist()
             stop = min(end, behind)
-            found.append(self._group(number).slice(first - before, stop - first))
+            yield self._group(number).slice(first - before, stop - first)
             first, number = stop, number + 1
-        return pa.concat_tables(found, promote_options="default")
 
     def _group(self, number: int) -> pa.Table:
         group = self._kept.get(number)
@@ -265,10 +271,14 @@ class MeasuresReader:
     def _of_block(self, reader: RowReader, packs: range, first: int, end: int) -> pa.Table:
         n_groups, before = len(self._order.groups), first - packs.start
         rows = [packs.start * n_groups + group * len(packs) + before for group in range(n_groups)]
-        parts = [reader.rows(row, row + end - first) for row in rows]
-        by_pack = np.argsort(np.concatenate([np.arange(len(part)) for part in parts]), kind="stable")
+        slices, places = list[pa.Table](), [np.zeros(0, np.int64)]
+        for row in rows:
+            of_group = list(reader.slices(row, row + end - first))
+            slices += of_group
+            places.append(np.arange(sum(map(len, of_group))))
+        by_pack = np.argsort(np.concatenate(places), kind="stable")
         # A slice would travel to another process with the whole table behind it.
-        return pa.concat_tables(parts).unify_dictionaries().take(pa.array(by_pack))
+        return reader.joined(slices).unify_dictionaries().take(pa.array(by_pack))
 
     def count_surplus(self) -> int:
         """Rows past those of the last pack."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -58,7 +60,9 @@ class ShardTask:
         """Values that the manifest and the tables state for one sample of the shard."""
         pack_id, rows, per_pack = self.entry.first_pack + index, self.pack_rows, self.measures_per_pack
         known = self.document_rows is not None
-        own = [row for row in self.document_rows or () if row["pack_id"] == pack_id]
+        documents, by_pack = self.document_rows or (), itemgetter("pack_id")
+        first, end = (bisect(documents, pack_id, key=by_pack) for bisect in (bisect_left, bisect_right))
+        own = documents[first:end]
         return Expected(
             pack_id=pack_id,
             shard=self.entry.name,
