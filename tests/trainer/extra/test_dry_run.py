@@ -49,7 +49,10 @@ def run(folder_of: Folders, family: str = "qwen3_vl", **given: Any) -> DryRun:
         ("qwen3_vl", "gather"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("qwen3_vl", "ring"), ("qwen3_vl", "ulysses"), ("glm4v", "gather"), ("minicpm3", "gather"))
+            for case in (
+                *(("qwen3_vl", "ring"), ("qwen3_vl", "ulysses")),
+                *((family, "gather") for family in ("glm4v", "exaone4_5", "kimi_k25", "minicpm3")),
+            )
         ),
     ],
 )

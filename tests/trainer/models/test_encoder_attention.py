@@ -29,7 +29,7 @@ SIDE_BY_SIDE = [
     "exaone4_5",
     "kimi_k25",
 ]
-SELDOM = ("lighton_ocr", "paddleocr_vl", "kimi_k25")
+SELDOM = ("lighton_ocr", "paddleocr_vl", "exaone4_5", "kimi_k25")
 
 
 def test_these_are_the_encoders() -> None:
@@ -77,12 +77,16 @@ def test_features_are_those_of_a_call_for_each_image(
     assert len(sorts) == (2 if family in ("qwen2_5_vl", "exaone4_5") else 1), "one of windows, and one of images"
 
 
-def test_each_image_alone_and_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when rows of images of one size are joined wrongly, or an image without patches is taken for one."""
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_each_image_alone_and_few_calls(monkeypatch: pytest.MonkeyPatch, key_heads: int) -> None:
+    """Fails when rows of images of one size are joined wrongly, an image without patches is taken for one, or heads get
+    keys that others share.
+    """
     generator = torch.Generator().manual_seed(0)
     sizes = [7, 3, 0, 7, 1, 3, 7]
     edges = np.cumsum([0, *sizes])
-    q, k, v = (torch.randn(4, sum(sizes), 5, generator=generator, dtype=torch.float64) for _ in range(3))
+    heads = (4, key_heads, key_heads)
+    q, k, v = (torch.randn(count, sum(sizes), 5, generator=generator, dtype=torch.float64) for count in heads)
     calls: list[int] = []
     attend = interface.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -94,6 +98,6 @@ def test_each_image_alone_and_few_calls(monkeypatch: pytest.MonkeyPatch) -> None
             scaling=0.3, cu_seq_lens_q=torch.from_numpy(edges).to(kind), max_length_q=7,
         )  # fmt: skip
         parts = [slice(begin, end) for begin, end in pairwise(edges)]
-        right = torch.cat([attend(q[:, at], k[:, at], v[:, at], scale=0.3) for at in parts], dim=1)
+        right = torch.cat([attend(q[:, at], k[:, at], v[:, at], scale=0.3, enable_gqa=True) for at in parts], dim=1)
         torch.testing.assert_close(found[0].transpose(0, 1), right, rtol=1e-12, atol=1e-12)
     assert len(calls) == 2 * 3
