@@ -13,7 +13,14 @@ import pytest
 from preshard.packer_service.verify import Verdict
 
 YOUNGER, TILED = ("qwen3_5", "glm4v", "glm46v", "gemma3", "gemma4"), ("molmo2", "internvl", "mistral3")
-"""The second are those with one axis of positions, whose grids and rows follow from tiles."""
+"""The second are those whose grids and rows follow from tiles."""
+
+ONE_AXIS = ("exaone4_5", "kimi_k25")
+"""Grids, each square of patches a row, under one axis of positions."""
+
+
+def _seldom(family: str) -> list[Any]:
+    return [pytest.mark.slow] * (family == "kimi_k25")
 
 
 @pytest.fixture
@@ -24,7 +31,9 @@ def copy_for(
     return lambda family: editable_of(shutil.copytree(packed_for(family).path, tmp_path / "dataset"))
 
 
-@pytest.mark.parametrize("family", [*YOUNGER, *TILED])
+@pytest.mark.parametrize(
+    "family", [*YOUNGER, *TILED, *(pytest.param(family, marks=_seldom(family)) for family in ONE_AXIS)]
+)
 def test_a_dataset_of_the_family_is_sound(
     family: str, packed_for: Callable[[str], Any], verify: Callable[[Path], Verdict]
 ) -> None:
@@ -118,6 +127,17 @@ def _two_moments(data: Any) -> None:
     _unit(data, "frame")["grid"][0] = 2
 
 
+def _a_step_of_time(data: Any) -> None:
+    _shown(data).head["units"][0]["time_step"] = 1
+
+
+def _a_frame_alone(data: Any) -> None:
+    """Calls all frames of videos as those of tiles are called."""
+    for sample in data.samples():
+        for unit in sample.head["units"]:
+            unit["kind"] = unit["kind"].removesuffix("s")
+
+
 def _other_inputs(data: Any) -> None:
     data.manifest["model"]["settings"]["inputs"] = "patches"
 
@@ -134,6 +154,7 @@ OF_TILES: list[Case] = [
     *((change, "P19", ()) for change in (_turned, _one_tile_more, _a_frame_of_two_tiles, _two_moments)),
     (_other_inputs, "P19", ("D14",)),
 ]
+OF_ONE_AXIS: list[Case] = [*OF_ALL, (_a_step_of_time, "P19", ())]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +166,8 @@ OF_TILES: list[Case] = [
             for family in names
             for case in cases
         ),
+        *(pytest.param(family, case, marks=_seldom(family)) for family in ONE_AXIS for case in OF_ONE_AXIS),
+        ("exaone4_5", (_a_frame_alone, "P19", ())),
         *((family, (_still_on_the_token_of_videos, "P9", ())) for family in ("qwen3_5", "gemma4")),
     ],
 )
