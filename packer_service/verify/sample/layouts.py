@@ -29,7 +29,7 @@ def layout_names(config: PackConfig) -> list[str]:
 
 
 def contents(layout: TokenLayout) -> tuple[int, bytes]:
-    """Which rank holds which tokens: layouts of which this is equal are one, whatever their names."""
+    """Tokens of every rank: layouts of which this is equal are one, whatever their names."""
     return layout.ring_degree, layout.runs.tobytes()
 
 
