@@ -141,7 +141,7 @@ def hear(command: str, folder: Path, *, terminal: bool) -> Heard:
         start_new_session=True,
     )
     os.close(theirs)
-    served = not command.startswith("preshard serve")
+    serves = command.startswith("preshard serve")
     while time.monotonic() - began < PATIENCE:
         if not select.select([ours], [], [], 0.05)[0]:
             if process.poll() is not None:
@@ -154,16 +154,17 @@ def hear(command: str, folder: Path, *, terminal: bool) -> Heard:
         if not piece:
             break
         heard.pieces.append((time.monotonic() - began, piece.decode(errors="replace")))
-        if not served and (found := re.search(r"http://[^\s/]+", heard.text)):
-            served = True
+        if serves and (found := re.search(r"http://[^\s/]+", heard.text)):
+            heard.seconds = time.monotonic() - began  # from now on whoever opens the page sees what happens
             for path in ("/", "/v1/datasets"):
                 urllib.request.urlopen(found[0] + path, timeout=60).read()
             os.killpg(process.pid, signal.SIGINT)
+            break
     with suppress(ProcessLookupError):
         if process.poll() is None and time.monotonic() - began >= PATIENCE:
             os.killpg(process.pid, signal.SIGKILL)
     heard.status = process.wait()
-    heard.seconds = time.monotonic() - began
+    heard.seconds = heard.seconds or time.monotonic() - began
     os.close(ours)
     return heard
 
