@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -130,7 +131,8 @@ def serve(root: str, host: str, port: int, tokenizers: tuple[str, ...], cache_mi
 
     If PRESHARD_TOKEN is set, requests for data must send it as a bearer token.
     """
-    with shown_progress("starting the service"):
+    # whoever starts it from a program reads the address in the first line
+    with shown_progress("starting the service" if sys.stderr.isatty() else ""):
         from preshard.packer_service.http.serve import serve_folder
 
     serve_folder(root, host, port, tokenizers=tokenizers, cache_bytes=cache_mib << 20)
