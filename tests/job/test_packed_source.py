@@ -93,6 +93,8 @@ CONFIGURATIONS = {
     "qwen2_5_vl": "seq_len=384 ring_degrees=[1] cp_sizes=[1,4] layouts=[balanced_ring] order.window=1 max_images=40",
     "internvl": "seq_len=1024 ring_degrees=[2,4] cp_sizes=[1] layouts=[contiguous] order.window=2 max_images=null",
     "molmo2": "seq_len=1024 ring_degrees=[1,2] cp_sizes=[1] layouts=[zigzag] order.window=4 max_images=9",
+    "exaone4_5": "seq_len=512 ring_degrees=[1,2] cp_sizes=[4] layouts=[balanced_gather] order.window=4 max_images=20",
+    "kimi_k25": "seq_len=768 ring_degrees=[2] cp_sizes=[1,4] layouts=[zigzag] order.window=1 max_images=12",
     "glm46v": "seq_len=768 ring_degrees=[1] cp_sizes=[2] layouts=[contiguous] order.window=2 max_images=12",
     "mistral3": "seq_len=1024 ring_degrees=[2] cp_sizes=[1,2] layouts=[balanced_gather] order.window=2 max_images=20",
     "gemma3": "seq_len=384 ring_degrees=[2] cp_sizes=[2] layouts=[balanced_ring] order.window=2 max_images=12",
@@ -104,6 +106,11 @@ at which documents are joined whole, and lengths at which joined ones are split 
 
 
 OFTEN = {"square", "qwen3", "qwen3_vl"}
+
+
+def test_every_family_has_a_configuration() -> None:
+    """Fails when a new family is left out, which the slow tests alone would say."""
+    assert CONFIGURATIONS.keys() == KINDS.keys()
 
 
 @pytest.mark.parametrize(
