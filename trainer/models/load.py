@@ -132,6 +132,14 @@ def empty_model(folder: str | Path) -> nn.Module:
     return model
 
 
+def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    for part in model.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            parameter.data = parameter.data.to(dtype)
+            if not parameter.is_meta:  # drawn by torch.normal, which heeds no context
+                setattr(part, name, nn.Parameter(parameter.to("meta")))
+
+
 def _attention(config: Any) -> Any:
     """Attention that each part of a model asks for."""
     if family_of(config) is None:
@@ -162,8 +170,7 @@ def _empty(transformers: Any, config: Any, dtype: torch.dtype) -> Any:
             f"--model: the output projection of {config.model_type} has a bias, which the loss does not add: take a "
             "model without"
         )
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+    _convert_parameters(model, dtype)
     model.config.dtype = dtype
     # products of groups, which experts take by default, do not exist in float64; a part may have experts without the
     # whole knowing of them

@@ -20,7 +20,7 @@ from preshard.packer_service.demo.model import write_model_folder
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.mesh import Mesh
 from preshard.trainer.models.interface import register_attention
-from preshard.trainer.models.load import Weights, load_model, load_sharded
+from preshard.trainer.models.load import Weights, empty_model, load_model, load_sharded
 
 FAMILIES = ["qwen3", "qwen3_moe", "qwen2_5_vl", "molmo2"]
 """A model of text with tied embeddings, one whose files have a tensor for each expert and its memory one for all, one
@@ -213,3 +213,14 @@ def test_scales_of_embeddings_are_those_of_transformers(
         assert right.keys() == found.keys()
         unequal = [name for name in right if not found[name].to(dtype).equal(right[name].to(dtype))]  # as it multiplies
         assert unequal == [], weights
+
+
+def test_a_model_without_weights_has_none_on_the_host(tmp_path: Path) -> None:
+    """Fails when a parameter that a model draws by itself, whatever the device, is made before it is sharded."""
+    config = load_script(Path(__file__).with_name("followed.py")).tiny_config("diffllama")
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert {parameter.device.type for parameter in empty_model(tmp_path).parameters()} == {"meta"}
+    made: Any = load_model(tmp_path, from_scratch=True)
+    drawn = [parameter for name, parameter in made.named_parameters() if "lambda" in name]
+    assert drawn
+    assert all(parameter.count_nonzero() for parameter in drawn)
