@@ -31,7 +31,8 @@ class Waiting:
 
     def __init__(self, what: str) -> None:
         self.began = time.monotonic()
-        self.is_terminal = sys.stderr.isatty()
+        _open_closed()
+        self.is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"  # which cannot erase a line
         self.said = set[str]()
         """Texts that a log has already."""
         self._what, self._since = what, self.began
@@ -130,6 +131,17 @@ def _run(waiting: weakref.ref[Waiting], over: threading.Event) -> None:
         if (it := waiting()) is not None:
             it.show()
         del it
+
+
+def _open_closed() -> None:
+    """Drops what is printed where the shell has closed a stream (``2>&-``): a file opened later must not get its number,
+    or what libraries and other processes print there goes into that file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "w" if number else "r")  # noqa: SIM115 (to the end of the process)
+            os.set_inheritable(stream.fileno(), stream.fileno() == number)
+            setattr(sys, name, stream)
 
 
 def _columns(stream: TextIO) -> int:

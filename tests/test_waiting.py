@@ -99,3 +99,27 @@ def test_a_line_that_nobody_closes_ends(monkeypatch: pytest.MonkeyPatch) -> None
     over = line._over
     del line
     assert over.is_set()
+
+
+def test_a_terminal_that_cannot_erase_is_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when an editor's shell shows escape sequences and a line for every frame."""
+    terminal = _open_terminal(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    line = Waiting("reading")
+    line.show()
+    line.show()
+    line.close()
+    assert os.read(terminal, 65536).decode().partition("] ")[2] == "reading\r\n"
+
+
+def test_closed_streams_drop_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a command whose standard error is closed (``2>&-``) ends by that, or prints it among its results."""
+    results = StringIO()
+    monkeypatch.setattr(sys, "stdout", results)
+    monkeypatch.setattr(sys, "stderr", None)
+    line = Waiting("reading")
+    line.show()
+    line.close()
+    with sys.stderr as opened:
+        print("dropped", file=opened)
+    assert results.getvalue() == ""
