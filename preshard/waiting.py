@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any, TextIO
 
 QUIET_SECONDS = {True: 0.5, False: 2.0}
@@ -134,12 +135,13 @@ def _run(waiting: weakref.ref[Waiting], over: threading.Event) -> None:
 
 
 def _open_closed() -> None:
-    """Drops what is printed where the shell has closed a stream (``2>&-``): a file opened later must not get its number,
-    or what libraries and other processes print there goes into that file.
+    """Drops what is printed where the shell has closed a stream (``2>&-``).
+
+    Else the next file that is opened gets its number, and whatever libraries and other processes print there.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            stream = open(os.devnull, "w" if number else "r")  # noqa: SIM115 (to the end of the process)
+            stream = Path(os.devnull).open("w" if number else "r")  # noqa: SIM115 (to the end of the process)
             os.set_inheritable(stream.fileno(), stream.fileno() == number)
             setattr(sys, name, stream)
 

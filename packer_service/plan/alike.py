@@ -33,7 +33,7 @@ def order_alike(
     keys, ranks = np.stack([costs, others]), np.empty((2, n_packs), np.int64)
     for number in range(2):
         ranks[number, np.lexsort((keys[1 - number], keys[number]))] = np.arange(n_packs)
-    keys = np.rint(keys * (_SCALE / max(keys.max(initial=0.0), 1e-300))).astype(np.int64)
+    keys = np.rint(keys * (_SCALE / max(keys.max(initial=0.0), 1e-290))).astype(np.int64)
     groups, pending = [], [np.arange(n_packs)]
     while pending:
         packs = pending.pop()

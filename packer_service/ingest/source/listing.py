@@ -38,6 +38,7 @@ from preshard.packer_service.ingest.source.names import (
     root_of,
 )
 from preshard.packer_service.ingest.source.no_rows import without_files
+from preshard.packer_service.ingest.source.walk import files_below
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
@@ -345,12 +346,12 @@ def _entries(source: str) -> Iterator[tuple[str, fs.FileInfo]]:
         if info.type != fs.FileType.Directory:
             yield "", info
             return
-        infos = filesystem.get_file_info(fs.FileSelector(path, recursive=True))
+        infos = files_below(filesystem, path)
     except (OSError, ConfigError) as error:
         raise ConfigError(f"SOURCE {source}: {reason_of(error)}") from None
     wild = split_query(source)[0].removeprefix(split_query(root)[0] if root != "." else "")
     pattern = None if root == source else re.compile(as_expression(wild))
-    for info in sorted((info for info in infos if info.is_file), key=lambda info: info.path):
+    for info in infos:
         inside = info.path[len(path) :].strip("/")
         if pattern is None or pattern.fullmatch(inside):
             yield inside, info

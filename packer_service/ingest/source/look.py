@@ -46,6 +46,7 @@ from preshard.packer_service.ingest.source.forms.overlooked import overlooked
 from preshard.packer_service.ingest.source.names import root_of
 from preshard.packer_service.ingest.source.no_rows import are_numbered, without_rows
 from preshard.packer_service.ingest.source.rows import parse_row
+from preshard.packer_service.ingest.source.shell import file_argument, ignore_option
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.files.filesystem import locate
@@ -96,7 +97,7 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
     form = find_form(config.form) if config.form != AUTO else detected
     if form is None and columns:
         _check_is_itself(file)
-        leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the file out"
+        leave_out = f"{ignore_option(file.label)} leaves the file out"
         raise ConfigError(f"SOURCE {file.label}: {formless(columns)}; {leave_out}")
     form = form or MESSAGES  # no row of it can be read, and each is a reject
     if kind in TABLES:
@@ -167,7 +168,7 @@ def _check_is_utf_8(opened: Any, file: SourceFile) -> None:
     opened.seek(0)
     if wide is not None:
         name = posixpath.basename(file.label)
-        convert = f"convert it: iconv -f {wide} -t UTF-8 {shlex.quote(name)} > {shlex.quote(f'utf8.{name}')}"
+        convert = f"convert it: iconv -f {wide} -t UTF-8 {file_argument(name)} > {shlex.quote(f'utf8.{name}')}"
         remedy = convert if file.compression is None else "write it again"
         raise ConfigError(f"SOURCE {file.label}: is {wide}, and only UTF-8 is read; {remedy}")
 

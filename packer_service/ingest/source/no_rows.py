@@ -13,6 +13,7 @@ from preshard.packer_service.ingest.source.containers.picture_texts import is_me
 from preshard.packer_service.ingest.source.containers.registry import CODECS, SUFFIXES, WHOLE_SUFFIXES
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.ingest.source.forms.detect import detect, kinds_of_row, named
+from preshard.packer_service.ingest.source.shell import file_argument
 from preshard.schemas.files.filesystem import split_query
 
 SHOWN_KEYS = 5
@@ -44,14 +45,14 @@ def without_files(source: str, paths: Sequence[str]) -> str:
 
 def _remedy(name: str) -> str | None:
     stem, suffix = posixpath.splitext(name)
-    quoted = shlex.quote(name)
+    quoted = file_argument(name)
     if suffix.lower() in _UNPACK:
         return f"unpack {name}: {_UNPACK[suffix.lower()]} {quoted}"
     if reader := _READERS.get(suffix.lower()):
         program = f"import pandas; pandas.read_{reader}({json.dumps(name)}).to_parquet({json.dumps(f'{stem}.parquet')})"
         return f"write {name} as Parquet: python -c {shlex.quote(program)}"
     if suffix.lower() in _TEXTS:
-        program = f"""for file in *{suffix}; do jq -Rsc '{{text: .}}' "$file"; done > texts.jsonl"""
+        program = f"""for file in ./*{suffix}; do jq -Rsc '{{text: .}}' "$file"; done > texts.jsonl"""
         return f"make each text a row: {program}"
     return None
 
@@ -72,11 +73,12 @@ def without_rows(file: SourceFile, begin: bytes, *, is_all: bool) -> str:
     if is_all and (follows or is_row):
         return f"{file.label} does not have each object on a line; write it so: {_by_jq('.', file)}"
     keys = ", ".join(named(key) for key in list(members)[:SHOWN_KEYS])
-    what = f"{file.label} is one object ({keys}{' ...' if len(members) > SHOWN_KEYS else ''})"
+    of_them = f" ({keys}{' ...' if len(members) > SHOWN_KEYS else ''})" if members else ""
+    what = f"{file.label} is one object{of_them}"
     values = list(members.values())
     if lists := [key for key, value in members.items() if _is_rows(value)]:
         key = max(lists, key=lambda each: len(members[each]))
-        path = f".{key}[]" if key.isidentifier() else f".[{json.dumps(key)}][]"
+        path = f".{key}[]" if key.isidentifier() and key.isascii() else f".[{json.dumps(key)}][]"
         return f"{what}; if {named(key)} holds the rows, write them as lines: {_by_jq(path, file)}"
     if _is_columns(values):
         return f"{what} of columns; write rows: {_by_pandas(file)}"
@@ -102,8 +104,8 @@ def are_numbered(values: Collection[Any]) -> bool:
 
 def _by_jq(path: str, file: SourceFile) -> str:
     name = posixpath.basename(file.label)
-    printed = {None: "", "gzip": f"zcat {shlex.quote(name)} | ", "zstd": f"zstdcat {shlex.quote(name)} | "}
-    given = f" {shlex.quote(name)}" if file.compression is None else ""
+    printed = {None: "", "gzip": f"zcat {file_argument(name)} | ", "zstd": f"zstdcat {file_argument(name)} | "}
+    given = f" {file_argument(name)}" if file.compression is None else ""
     return f"{printed[file.compression]}jq -c {shlex.quote(path)}{given} > {shlex.quote(f'{_stem(name)}.jsonl')}"
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from preshard.packer_service.ingest.source.forms.fields import parsed_json
 from preshard.packer_service.ingest.source.listing import list_sources
+from preshard.packer_service.ingest.source.names import matches
 from preshard.schemas.errors import ConfigError, DocumentError
 
 ROW = {"question": "Why?", "answer": "So."}
@@ -83,7 +84,7 @@ def test_a_saved_table_becomes_parquet(tmp_path: Path, monkeypatch: pytest.Monke
         ("a.zip", "unpack a.zip: unzip a.zip"),
         ("a.jsonl.xz", "unpack a.jsonl.xz: xz -dk a.jsonl.xz"),
         ("a.jsonl.bz2", "unpack a.jsonl.bz2: bzip2 -dk a.jsonl.bz2"),
-        ("a.txt", """for file in *.txt; do jq -Rsc '{text: .}' "$file"; done > texts.jsonl"""),
+        ("a.txt", """for file in ./*.txt; do jq -Rsc '{text: .}' "$file"; done > texts.jsonl"""),
         ("a.unknown", "behind it"),
     ],
 )
@@ -118,3 +119,27 @@ def test_a_list_that_python_printed_is_told() -> None:
     """Fails when what pandas writes for a list in CSV is called broken, and not what it is."""
     with pytest.raises(DocumentError, match=r"not JSON but how Python prints a value; write it by json\.dumps"):
         parsed_json(str([{"from": "human", "value": "Why?"}]), "conversations")
+
+
+@pytest.mark.parametrize("name", ["-a.json", "-a.json.gz", "a'$(touch b).json"])
+def test_names_of_files_are_neither_options_nor_commands(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a proposed command takes a name for an option, or does what the name says."""
+    written = json.dumps({"é": MANY}).encode()
+    (tmp_path / name).write_bytes(gzip.compress(written) if name.endswith("gz") else written)
+    command = refused(tmp_path).partition("as lines: ")[2]
+    words = shlex.split(command)
+    assert f"./{name}" in words or name in words
+    assert not any(word.startswith("-a") for word in words[:-1])
+    assert '.["\\u00e9"][]' in words  # jq's names are ASCII
+
+
+@pytest.mark.parametrize("name", ["a'; touch b;'.jsonl", "a[0].jsonl", "*.jsonl"])
+def test_the_option_that_leaves_a_file_out_does_only_that(name: str, tmp_path: Path) -> None:
+    """Fails when a pasted ``--ignore`` ends in the middle of a name, or its pattern means other files."""
+    (tmp_path / name).write_text('{"x": 1}\n', encoding="utf-8")
+    asked = refused(tmp_path).rpartition("; --ignore ")[2].removesuffix(" leaves the file out")
+    (pattern,) = shlex.split(asked)
+    assert matches(name, pattern)
+    assert not matches("a0.jsonl", pattern)

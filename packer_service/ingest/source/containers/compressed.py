@@ -24,6 +24,7 @@ from cachetools import LRUCache
 
 from preshard.packer_service.ingest.fetch import Range, read_range, recent_values
 from preshard.packer_service.ingest.source.file import SourceFile, Watched
+from preshard.packer_service.ingest.source.shell import file_argument
 from preshard.schemas.files.filesystem import locate
 
 FRAME_BYTES = 128 * 2**10
@@ -75,7 +76,7 @@ def _reason(error: Exception, path: str) -> str:
     reason = " ".join(str(error).split())[:100]
     if "too much memory" in reason:
         name = path.rpartition("/")[2]
-        again = f"zstd -d --long=31 --stdout {shlex.quote(name)} | zstd -o new.{shlex.quote(name)}"
+        again = f"zstd -d --long=31 --stdout {file_argument(name)} | zstd -o new.{shlex.quote(name)}"
         reason = f"its window is above 128 MiB, the largest that is read; write it again: {again}"
     return reason
 

@@ -23,6 +23,7 @@ from pyarrow import fs
 
 from preshard.packer_service.ingest.fetch import Range, read_range
 from preshard.packer_service.ingest.source.file import Found, SourceFile, reason_of
+from preshard.packer_service.ingest.source.shell import ignore_option
 from preshard.packer_service.ingest.stream import MAX_TOKENS, too_long
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.files.filesystem import locate, split_query
@@ -123,7 +124,7 @@ def _opened(file: SourceFile) -> Index:
     mtime_ns = info.mtime_ns or 0
     header = read_range(Range(uri, 0, _HEADER.size, mtime_ns))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        leave_out = f"--ignore '{posixpath.basename(file.label)}' leaves the .bin out"
+        leave_out = f"{ignore_option(file.label)} leaves the .bin out"
         raise _refused(file, "is not an index of Megatron", f"its 34 bytes of header begin with MMIDIDX; {leave_out}")
     _, version, code, n_sequences, n_edges = _HEADER.unpack(header)
     if version != 1:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 from cachetools import LRUCache, cached
-from pyarrow import fs
 
 from preshard.packer_service.ingest.source.containers.arrow_values import TableRows
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.ingest.source.forms.inline import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from preshard.packer_service.ingest.source.walk import files_below
 from preshard.schemas.files.filesystem import locate
 
 PICTURES = "pictures"
@@ -42,8 +42,7 @@ def pairs_among(paths: Iterable[str]) -> list[tuple[str, str]]:
 @cached(LRUCache(16), key=lambda file: (file.uri, file.size, file.mtime_ns))
 def _pairs(file: SourceFile) -> list[tuple[str, str]]:
     filesystem, root = locate(file.folder)
-    infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
-    return pairs_among(info.path[len(root) :].strip("/") for info in infos if info.is_file)
+    return pairs_among(info.path[len(root) :].strip("/") for info in files_below(filesystem, root))
 
 
 def schema(file: SourceFile) -> pa.Schema:  # noqa: ARG001
