@@ -31,9 +31,18 @@ def _open_terminal(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def _shown(terminal: int) -> str:
     """Text that a terminal shows: a line is erased where the cursor is sent to its beginning."""
-    sys.stderr.flush()
-    lines = os.read(terminal, 65536).decode().replace("\r\n", "\n").split("\n")
+    lines = _written(terminal).replace("\r\n", "\n").split("\n")
     return "\n".join(line.rpartition("\r\x1b[K")[2] for line in lines)
+
+
+def _written(terminal: int) -> str:
+    """Everything written to a terminal up to now. It may arrive in parts, so a mark is sent behind it."""
+    sys.stderr.flush()
+    os.write(sys.stderr.fileno(), b"\0")
+    data = b""
+    while not data.endswith(b"\0"):
+        data += os.read(terminal, 65536)
+    return data[:-1].decode()
 
 
 def test_a_terminal_shows_what_is_done_below_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +118,7 @@ def test_a_terminal_that_cannot_erase_is_a_log(monkeypatch: pytest.MonkeyPatch) 
     line.show()
     line.show()
     line.close()
-    assert os.read(terminal, 65536).decode().partition("] ")[2] == "reading\r\n"
+    assert _written(terminal).partition("] ")[2] == "reading\r\n"
 
 
 def test_closed_streams_drop_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
