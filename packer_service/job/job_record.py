@@ -25,6 +25,11 @@ SHOWN_BEFORE = 20
 SHOWN_ID = 12
 """Characters of a dataset's id and of a hash that are shown."""
 
+PLAN = 2
+"""Revision of plans, to be raised whenever the same documents are planned otherwise, or planned tables have other
+columns: what was interrupted before must not go on with packs of both.
+"""
+
 _NOT_OF_THE_FILE = ("copy", "unread", "renamed", "beneath", "media_root", "media_roots", "asked", "quoted")
 
 Record = dict[str, Any]
@@ -37,6 +42,7 @@ def job_record(config: PackConfig, target: PackedFor, fragments: Sequence[Fragme
     named = [f"{option} {without_secrets(location)}" for option, location in media.named()]
     return {
         "version": VERSION,
+        "plan": PLAN,
         # not where the files of a model lie, but what they hold
         "config": config.model_dump(mode="json", exclude={"tokenizer", "model", "chat_template"}),
         "tokenizer": target.tokenizer.model_dump(mode="json"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from preshard.packer_service.job.job_record import refuse_difference
+from preshard.packer_service.job.job_record import PLAN, refuse_difference
 from preshard.packer_service.job.ownership import claimed, finished_before
 from preshard.packer_service.shards.lock import FolderInUseError, locked
 from preshard.packer_service.shards.store import Folder
@@ -195,6 +195,8 @@ def test_a_whole_dataset_is_recognised_and_cleared(finished: tuple[Folder, dict[
     assert finished_before(folder, record) == manifest
     with pytest.raises(ConfigError, match="version"):
         finished_before(folder, {**record, "version": "0"})
+    with pytest.raises(ConfigError, match=rf"plan: None, now {PLAN}"):
+        refuse_difference({name: value for name, value in record.items() if name != "plan"}, record, "here")
     with locked(folder / ".work"):
         assert finished_before(folder, record) == manifest
         assert (folder / ".work").exists(), "a run that is about to end holds it"
