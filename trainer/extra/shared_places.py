@@ -86,25 +86,31 @@ class SharedPlaces:
             ReaderError: the file cannot be written.
         """
         group, flags = bisect_right(self._edges, pack_id) - 1, NUMBER.itemsize * (1 + len(self._edges))
-        records = flags + len(self._edges) - 1
-        if group not in self._known:
-            if os.pread(self._file, 1, flags + group) != FILLED:
-                if self._table is None:
-                    self._table = self._open_table()
-                begin = records + self._edges[group] * RECORD.itemsize
-                self._write(self._table.read(group), begin, FILLED, flags + group)
-            self._known.add(group)
-        data = os.pread(self._file, RECORD.itemsize, records + pack_id * RECORD.itemsize)
+        at = flags + len(self._edges) - 1 + pack_id * RECORD.itemsize
+        if group not in self._known and os.pread(self._file, 1, flags + group) != FILLED:
+            self._fill(group, flags)
+        self._known.add(group)
+        data = os.pread(self._file, RECORD.itemsize, at)
+        if len(data) < RECORD.itemsize or not np.frombuffer(data, RECORD)["head_crc32c"]:  # the file was cut short
+            self._fill(group, flags)
+            data = os.pread(self._file, RECORD.itemsize, at)
         record: np.void = np.frombuffer(data, RECORD)[0]
         return record
 
+    def _fill(self, group: int, flags: int) -> None:
+        """Writes the rows of a row group, from the table."""
+        if self._table is None:
+            self._table = self._open_table()
+        begin = flags + len(self._edges) - 1 + self._edges[group] * RECORD.itemsize
+        self._write(self._table.read(group), begin, FILLED, flags + group)
+
     def _read_edges(self) -> list[int]:
-        """The edges that another process has written; nothing where none has."""
-        number = int.from_bytes(os.pread(self._file, NUMBER.itemsize, 0), "little")
-        edges: list[int] = np.frombuffer(
-            os.pread(self._file, NUMBER.itemsize * number, NUMBER.itemsize), NUMBER
-        ).tolist()
-        return edges
+        """The edges that another process has written; nothing where none has, or they are damaged."""
+        number, most = int.from_bytes(os.pread(self._file, NUMBER.itemsize, 0), "little"), os.fstat(self._file).st_size
+        data = os.pread(self._file, min(NUMBER.itemsize * number, most), NUMBER.itemsize)
+        edges: list[int] = np.frombuffer(data[: len(data) // NUMBER.itemsize * NUMBER.itemsize], NUMBER).tolist()
+        is_whole = len(edges) == number and edges[:1] == [0] and edges[-1] == self._rows and edges == sorted(edges)
+        return edges if is_whole else []
 
     def _write_edges(self) -> list[int]:
         self._table = table = self._open_table()

@@ -189,3 +189,22 @@ def test_the_file_is_this_users_alone(tmp_path: Path) -> None:
         os.umask(umask)
     [file] = tmp_path.glob("*.places-*")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("left", [4, 8, 20, 700])
+def test_a_shared_file_that_was_cut_is_filled_again(tmp_path: Path, left: int) -> None:
+    """Fails when a file of places that others cut short, or whose rest became zeros, ends a reader or misleads it."""
+    path = tmp_path / "packs.parquet"
+    write_table(path, group=64)
+    whole = PackIndex.of_bytes(path.read_bytes(), packs_per_shard=PER_SHARD)
+    before = PackIndex(shared(path), packs_per_shard=PER_SHARD)
+    assert [before[each] for each in range(N_PACKS)] == [whole[each] for each in range(N_PACKS)]
+    (file,) = tmp_path.glob("digest.*")
+    size = file.stat().st_size
+    assert left < size - 8
+    for fill in (None, size):
+        os.truncate(file, left)
+        if fill is not None:
+            os.truncate(file, fill)
+        for index in (before, PackIndex(shared(path), packs_per_shard=PER_SHARD)):
+            assert [index[each] for each in range(N_PACKS)] == [whole[each] for each in range(N_PACKS)]
