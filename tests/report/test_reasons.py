@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+import re
+from typing import cast
 
+import pyarrow as pa
+import pytest
+
+from preshard.packer_service.ingest.document import Medium
+from preshard.packer_service.ingest.families.family import Family
+from preshard.packer_service.ingest.media.shape import ImageSize, place
 from preshard.packer_service.report.console import reason_lines, unread_lines
 from preshard.packer_service.report.losses import LISTED, losses_of
 from preshard.packer_service.report.records import RejectReason
+from preshard.schemas.errors import DocumentError
 from preshard.schemas.tables import rejects_table
 
 
@@ -53,6 +61,24 @@ def test_messages_that_differ_in_values_are_one_reason() -> None:
     ]
     assert found[0].message == "has 2005 tokens, more than seq_len 1024"
     assert found[0].location == "rows.jsonl:1"
+
+
+class Refusing:
+    """A family that takes no videos."""
+
+    def within(self, medium: Medium) -> Family:
+        raise DocumentError("bad_row", f"shows a {medium.kind}, and the model takes none")
+
+
+def test_a_medium_that_no_model_takes_is_one_reason() -> None:
+    """Fails when each file that the model does not take is a reason of its own, or its name is lost."""
+    messages = []
+    for name in ("a's.mp4", "clips/b.mp4", 'c "2".mp4'):
+        with pytest.raises(DocumentError, match=re.escape(name)) as error:
+            place(cast("Family", Refusing()), Medium(kind="video", uri=name), ImageSize(width=1, height=1))
+        messages.append(("bad_row", str(error.value)))
+    (reason,) = reasons_of(rejects(*messages))
+    assert reason.documents == 3
 
 
 def test_the_lines_name_the_most_frequent_and_count_the_others() -> None:

@@ -132,7 +132,9 @@ def place(family: Family, medium: Medium, shape: MediumShape) -> PlacedMedium:
         else:
             placement = family.video(shape.width, shape.height, shape.timestamps.tolist())
     except DocumentError as error:
-        raise DocumentError(error.code, f"{medium.label}: {error}") from None
+        # reports count rows of one reason together, whatever file is named first where it is one of media, or quoted
+        named = f"{error} ({medium.label!r})" if error.code == "bad_row" else f"{medium.label}: {error}"
+        raise DocumentError(error.code, named) from None
     return PlacedMedium.of(shape, placement)
 
 
