@@ -93,7 +93,8 @@ class Store:
     def __init__(
         self, files: Any, filesystem: fs.FileSystem, root: str, cache: Any = None, *, timeout: float = TIMEOUT
     ) -> None:
-        self._files, self._root, self._cache, self._timeout = files, root.rstrip("/"), cache, timeout
+        self._files, self._root, self._cache = files, root.rstrip("/"), cache
+        self._timeout = min(timeout, threading.TIMEOUT_MAX)  # whoever waits for ever gives infinity
         self.is_remote = not isinstance(filesystem, fs.LocalFileSystem)
         self._filesystem = _asking_once(filesystem) if isinstance(filesystem, fs.S3FileSystem) else filesystem
         self.__setstate__({})
@@ -356,7 +357,7 @@ def open_store(
     Raises:
         ReaderError: a cache without a limit, a limit without a cache, or one that is no size; or no time.
     """
-    if store_timeout <= 0:
+    if not store_timeout > 0:  # nor is it NaN
         raise ReaderError(f"store_timeout is {store_timeout!r}; give seconds above 0, such as 120")
     if cache_dir is None:
         if cache_limit is not None:
