@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -104,6 +105,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     }
     if "PYTEST_XDIST_WORKER" in os.environ:
         longest_first(items)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist sends it
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """Gives a warning of a package's own class a class of Python's: the process that hears of it would import the
+    package, perhaps where it cannot, and end all workers.
+    """
+    if warning_message.category.__module__ != "builtins":
+        warning_message.category = UserWarning
+        warning_message.message = UserWarning(str(warning_message.message))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
