@@ -14,6 +14,13 @@ def file_argument(name: str) -> str:
 
 def ignore_option(path: str) -> str:
     """The option by which a job leaves out the files of this name, and no others."""
-    pattern = glob.escape(posixpath.basename(path))
-    quoted = shlex.quote(pattern) if "'" in pattern else f"'{pattern}'"
-    return f"--ignore {quoted}"
+    return f"--ignore {_quoted(glob.escape(posixpath.basename(path)))}"
+
+
+def set_option(setting: str) -> str:
+    """The option that sets a configuration value, as ``key=value`` with the value in YAML."""
+    return f"--set {_quoted(setting)}"
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text) if "'" in text else f"'{text}'"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from preshard.packer_service.ingest.source.forms.fields import parsed_json
 from preshard.packer_service.ingest.source.listing import list_sources
@@ -143,3 +144,20 @@ def test_the_option_that_leaves_a_file_out_does_only_that(name: str, tmp_path: P
     (pattern,) = shlex.split(asked)
     assert matches(name, pattern)
     assert not matches("a0.jsonl", pattern)
+
+
+@pytest.mark.parametrize(
+    ("row", "setting"),
+    [
+        ({"conversations';w'": []}, {"rename_columns": {"conversations';w'": "conversations"}}),
+        ({"text": "a", "pic'$(w)": {"bytes": "", "path": "a.png"}}, {"rename_columns": {"pic'$(w)": "image"}}),
+    ],
+)
+def test_the_option_that_sets_a_column_does_only_that(
+    row: dict[str, Any], setting: dict[str, Any], tmp_path: Path
+) -> None:
+    """Fails when a pasted ``--set`` ends in the middle of a column's name."""
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    words = shlex.split(refused(tmp_path).partition("--set ")[2].partition("; --ignore")[0])
+    key, _, value = words[0].partition("=")
+    assert {key: yaml.safe_load(value)} == setting

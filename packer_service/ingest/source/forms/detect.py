@@ -22,6 +22,7 @@ from preshard.packer_service.ingest.source.forms.fill import (
 )
 from preshard.packer_service.ingest.source.forms.inline import holds_media
 from preshard.packer_service.ingest.source.forms.messages import TEMPLATE_COLUMNS
+from preshard.packer_service.ingest.source.shell import set_option
 from preshard.schemas.errors import ConfigError
 
 AUTO = "auto"
@@ -273,7 +274,7 @@ def formless(columns: Columns) -> str:
         beside = [tuple(name for name in group if name not in has) for group in best.needs if {*has} < {*group}]
         for [lacks] in (each for each in beside if len(each) == 1):
             if near := get_close_matches(lacks, [name for name in names if name not in has], 1, ALIKE):
-                rename = f"--set 'rename_columns={{{named(near[0])}: {lacks}}}'"
+                rename = set_option(f"rename_columns={{{named(near[0])}: {lacks}}}")
                 return f"{' and '.join(has)} alone is no form; {best.name} reads {lacks} beside it: {rename}"
         *others, last = dict.fromkeys(" and ".join(each) for each in beside)
         needs = f"{', '.join(others)} or {last}" if others else last
@@ -281,7 +282,7 @@ def formless(columns: Columns) -> str:
     alone = [group[0] for form in FORMS for group in form.needs if len(group) == 1]
     for column in names:
         if near := get_close_matches(column.lower(), alone, 1, ALIKE):
-            rename = f"--set 'rename_columns={{{named(column)}: {near[0]}}}'"
+            rename = set_option(f"rename_columns={{{named(column)}: {near[0]}}}")
             return f"no form reads the column {named(column)}; the nearest is {near[0]}: {rename}"
     shown = ", ".join(map(named, list(columns)[:SHOWN_COLUMNS]))
     return f"no form has the columns {shown}; write messages, or read them by --form package.module:function"

@@ -28,6 +28,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
 from preshard.packer_service.ingest.source.forms.fill import COLUMNS, MEDIA_COLUMNS, VIDEO_COLUMNS, numbered_column
 from preshard.packer_service.ingest.source.forms.media import NOT_FOLLOWED, PIXELS
 from preshard.packer_service.ingest.source.forms.texts import PATHS
+from preshard.packer_service.ingest.source.shell import set_option
 
 _TELLING = re.compile(
     r"(?i)^(.*[_.])?(image|img|pic|picture|photo|frame|video|clip|audio|speech|sound|message|conversation|dialog|dialogue"
@@ -84,7 +85,7 @@ def _overlooked(form_name: str, given: tuple[tuple[str, str], ...], named_by_use
     form, columns = find_form(form_name), dict(given)
     for name in left_columns(form_name, given):
         if name not in named_by_user:
-            leave_out = f"--set 'ignore_columns=[{named(name)}]' leaves it out"
+            leave_out = f"{set_option(f'ignore_columns=[{named(name)}]')} leaves it out"
             reason = _of_another_form(name, form, columns, leave_out) or _of_media(name, form, columns, leave_out)
             if reason is not None:
                 return reason
@@ -141,7 +142,7 @@ def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
     if columns[column] == MEDIA and alone and not _SOUND.search(column):
         name = COLUMNS[kind][1 if column.endswith("s") else 0]
         if form.reads(name, {**columns, name: MEDIA}):
-            return f"--set 'rename_columns={{{named(column)}: {name}}}' reads it, and {leave_out}"
+            return f"{set_option(f'rename_columns={{{named(column)}: {name}}}')} reads it, and {leave_out}"
     if others:
         names = ", ".join(other.name for other in others)
         return f"the forms {names} read it beside other columns of theirs, and {leave_out}"
