@@ -122,7 +122,11 @@ def json_without_rows(file: SourceFile) -> str:
     """The reason why a file of JSON holds no rows, and what would make rows of it."""
     with _beginning(file) as opened:
         begin = opened.read(BYTES)
-        return without_rows(file, begin, is_all=len(begin) < BYTES)
+    is_all = len(begin) < BYTES
+    if file.compression is not None and is_all and (damage := spooled(file).damage):
+        remedy = "" if "again" in damage else "; copy it again"
+        return f"{file.label} cannot be decompressed ({damage}){remedy}"
+    return without_rows(file, begin, is_all=is_all)
 
 
 def form_of_rows(rows: Iterable[Any], label: str, config: PackConfig) -> str:

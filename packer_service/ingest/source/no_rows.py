@@ -67,7 +67,7 @@ def without_rows(file: SourceFile, begin: bytes, *, is_all: bool) -> str:
     """
     text = begin.decode("utf-8-sig", "replace").strip()
     if not text.startswith("{"):
-        return f"{file.label} is neither an array nor lines of objects"
+        return f"{file.label} is {'neither an array nor lines of objects' if text else 'empty'}"
     members, follows = _members(text)
     is_row = detect(kinds_of_row(members)) is not None and not are_numbered(members.values())
     if is_all and (follows or is_row):

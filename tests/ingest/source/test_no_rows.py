@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,21 @@ def test_the_option_that_sets_a_column_does_only_that(
     words = shlex.split(refused(tmp_path).partition("--set ")[2].partition("; --ignore")[0])
     key, _, value = words[0].partition("=")
     assert {key: yaml.safe_load(value)} == setting
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "reason"),
+    [
+        ("a.json", b"", "is empty"),
+        ("a.json", b"\xef\xbb\xbf \n", "is empty"),
+        ("a.json.gz", gzip.compress(b""), "is empty"),
+        ("a.json.gz", b'[{"text": "x"}]', r"cannot be decompressed \(.*[gG]zip.*\); copy it again"),
+        ("a.json.gz", gzip.compress(b'{"rows": 1}')[:-9], r"cannot be decompressed \(.*\); copy it again"),
+        ("a.json.zst", b"[]", r"cannot be decompressed \(.*\); copy it again"),
+        ("a.json", b"null", "is neither an array nor lines of objects"),
+    ],
+)
+def test_what_holds_nothing_is_told_from_other_values(name: str, written: bytes, reason: str, tmp_path: Path) -> None:
+    """Fails when a file that is empty, or was copied in part, is said to hold another kind of JSON."""
+    (tmp_path / name).write_bytes(written)
+    assert re.search(rf"/{name} {reason}$", refused(tmp_path))
