@@ -89,7 +89,7 @@ class ShardEntry(StrictRecord):
 
     name: FileName
     bytes: Natural
-    sha256: str
+    sha256: Sha256
     packs: Natural
     first_pack: Natural
 
@@ -99,7 +99,7 @@ class TableEntry(StrictRecord):
 
     name: FileName
     bytes: Natural
-    sha256: str
+    sha256: Sha256
     rows: Natural
 
 

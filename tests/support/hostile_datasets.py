@@ -110,7 +110,9 @@ CONFIGS: dict[str, Make] = {
     "counts-of-all": changed("counts.packs", 2**63 - 1),
     "counts-negative": changed("counts.tokens", -1),
     "rows-of-billions": changed("tables.1.rows", 2**62),
-    "shards-outside": changed("shards", [{"name": "../../x", "bytes": 1, "sha256": "", "packs": 1, "first_pack": 0}]),
+    "shards-outside": changed(
+        "shards", [{"name": "../../x", "bytes": 1, "sha256": "0" * 64, "packs": 1, "first_pack": 0}]
+    ),
     "model-strange": changed("model", {"model_type": "qwen3_vl", "files": {}, "axes": 3, "merge": 2**30, "row_ids": [],
                                        "group_ids": [], "settings": {"patch_size": 0}}),
     "tokenizer-elsewhere": changed("tokenizer.name", "/dev/zero"),

@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.manifest_parts import decode_manifest_parts, manifest_parts, seal_manifest
@@ -159,3 +160,12 @@ def test_a_manifest_that_says_two_things_is_refused(old: bytes, new: bytes, said
     for read in (decode_manifest, lambda data, where: decode_manifest_parts(data, where)[0]):
         with pytest.raises(ManifestInvalid, match=said):
             read(data.replace(old, new), "x")
+
+
+@pytest.mark.parametrize("digest", ["../../../x", "/tmp/x", "", "AB" * 32, "ab" * 32 + "\n"])
+def test_a_hash_is_no_path(digest: str) -> None:
+    """Fails when the file that is named by a table's hash can be made to lie anywhere."""
+    with pytest.raises(ValidationError):
+        TableEntry(name="packs.parquet", bytes=0, sha256=digest, rows=0)
+    with pytest.raises(ValidationError):
+        ShardEntry(name="a.tar", bytes=0, sha256=digest, packs=0, first_pack=0)
