@@ -49,13 +49,13 @@ def test_a_program_packs_and_reads_back(rows: Path, tmp_path: Path) -> None:
 
 def test_what_goes_wrong_is_an_error_of_ours(rows: Path, tmp_path: Path) -> None:
     """Fails when a program gets an exit, a traceback of a library, or a short dataset without a word."""
-    with pytest.raises(ConfigError, match="seq_len 1000 does not divide"):
+    with pytest.raises(ConfigError, match="seq_len 1000 is not a multiple of 1024"):
         preshard.pack(rows, tmp_path / "out", seq_len=1000)
     with pytest.raises(ConfigError, match="nonsense: unknown key"):
         preshard.pack(rows, tmp_path / "out", nonsense=1)
     with pytest.raises(ConfigError, match="no such executor"):
         preshard.pack(rows, tmp_path / "out", executor="spark")
-    with pytest.raises(TooManyRejectsError, match=r"the dataset is whole, but 1 of 10 rows \(10.00%\) were rejected"):
+    with pytest.raises(TooManyRejectsError, match=r"the dataset is whole, but 1 of 10 rows \(10.00%\) was rejected"):
         preshard.pack(rows, tmp_path / "out", progress=False, **SMALL)
     (tmp_path / "none.jsonl").write_text("broken\n")
     with pytest.raises(PreshardError, match="holds no document: its only row was rejected"):

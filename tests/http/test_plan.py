@@ -62,7 +62,7 @@ def test_a_datasets_documents_are_planned_again(client: TestClient) -> None:
         ({"dataset": "tiny", "lengths": {"tokens": [1]}}, "lengths or dataset"),
         ({"lengths": {"tokens": [1, 2], "images": [0]}}, "images has 1 values"),
         ({"lengths": {"tokens": [-1]}}, "greater than or equal to 0"),
-        ({"lengths": {"tokens": [1]}, "config": {"seq_len": 1000}}, "seq_len 1000 does not divide"),
+        ({"lengths": {"tokens": [1]}, "config": {"seq_len": 1000}}, "seq_len 1000 is not a multiple of 1024"),
         ({"lengths": {"tokens": [1]}, "config": {"speed": 9}}, "speed"),
         ({"dataset": "tiny", "config": {"vision": {"image_size": 0}}}, "vision.image_size"),
         ({"dataset": "tiny", "config": {"video": {"fps": 1.0}}}, "video.fps: 1.0 is not possible for tiny"),

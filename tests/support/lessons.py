@@ -23,7 +23,7 @@ SETTINGS = [
     "annotation_weight=sqrt",
     "packs_per_shard=4",
     "order.window=4",
-    "order.seed=4",
+    "order.seed=3",
 ]
 EACH = 12
 """Documents of each of the demo's four subsets."""

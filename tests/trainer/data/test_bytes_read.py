@@ -12,6 +12,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from preshard.trainer.data.dataset import PackedDataset
 from preshard.trainer.data.files import OPEN_SHARDS, DatasetFiles
+from preshard.trainer.extra import store
 
 
 class _RecordedFile:
@@ -42,11 +43,12 @@ class _RecordingHandler(FSSpecHandler):  # type: ignore[misc]
 
 @pytest.mark.parametrize(("ulysses", "ring", "rank"), [(1, 1, 0), (8, 1, 0), (2, 2, 3), (1, 8, 4)])
 def test_only_the_header_part_and_the_ranks_own_images_are_read(
-    packed: Path, whole: list[Any], ulysses: int, ring: int, rank: int
+    packed: Path, whole: list[Any], ulysses: int, ring: int, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when a read grows by one byte, a sample is read twice, or a requested byte is not counted, of a batch or of
     all.
     """
+    monkeypatch.setattr(store, "SMALL", 0)  # below it, a sample is asked for whole, as these would be
     handler = _RecordingHandler()
     split = {"ulysses_degree": ulysses, "ring_degree": ring, "cp_rank": rank}
     dataset = PackedDataset(str(packed), **split, filesystem=PyFileSystem(handler), ahead=0)
