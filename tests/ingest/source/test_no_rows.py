@@ -169,9 +169,9 @@ def test_the_option_that_sets_a_column_does_only_that(
     [
         ("a.json", b"", "is empty"),
         ("a.json", b"\xef\xbb\xbf \n", "is empty"),
-        ("a.json.gz", gzip.compress(b""), "is empty"),
+        ("a.json.gz", gzip.compress(b"", mtime=0), "is empty"),
         ("a.json.gz", b'[{"text": "x"}]', r"cannot be decompressed \(.*[gG]zip.*\); copy it again"),
-        ("a.json.gz", gzip.compress(b'{"rows": 1}')[:-9], r"cannot be decompressed \(.*\); copy it again"),
+        ("a.json.gz", gzip.compress(b'{"rows": 1}', mtime=0)[:-9], r"cannot be decompressed \(.*\); copy it again"),
         ("a.json.zst", b"[]", r"cannot be decompressed \(.*\); copy it again"),
         ("a.json", b"null", "is neither an array nor lines of objects"),
     ],
