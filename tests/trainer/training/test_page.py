@@ -51,6 +51,7 @@ def run_loop(_mesh: Mesh, program: str) -> list[str]:
     return printed
 
 
+@pytest.mark.slow  # two worlds of ranks load the model anew; test_own_recipe.py has a loop of the public parts
 def test_the_loop_on_many_ranks_has_the_losses_of_one_rank_a_pack(gloo_pool: Any, texts: Path, tmp_path: Path) -> None:
     """Fails when the loop of the recipes counts a rank's part of a loss or gradient twice, or not at all."""
     [program] = programs_of("recipes", "A loop of your own on many ranks")
