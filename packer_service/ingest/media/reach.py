@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import io
 import posixpath
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from pyarrow import fs
 
 from preshard.packer_service.ingest.document import Medium
 from preshard.packer_service.ingest.media.nearby import found_below, spelled_otherwise
+from preshard.packer_service.ingest.shell import quoted
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.filesystem import is_uri, join, locate, split_query
 from preshard.schemas.files.printed import NAMED_BY_USER, without_secrets
@@ -216,14 +216,10 @@ def _with_options(root: str, place: _Location) -> str:
 def _outside(uri: str, place: _Location) -> str:
     limit = "lies outside of SOURCE and the allowed folders"
     if is_absolute(uri):
-        return f"{limit}; add --allow-media {_quoted(without_secrets(place.folder))}"
+        return f"{limit}; add --allow-media {quoted(without_secrets(place.folder))}"
     # The row's own words: rejects read the same wherever the source lies.
     folder = posixpath.dirname(posixpath.normpath(uri))
-    return f"{limit}; add --allow-media FOLDER, which is {_quoted(folder)} seen from the row's file"
-
-
-def _quoted(path: str) -> str:
-    return shlex.quote(path) if "'" in path else f"'{path}'"
+    return f"{limit}; add --allow-media FOLDER, which is {quoted(folder)} seen from the row's file"
 
 
 def _refused(uri: str, reason: str) -> DocumentError:
@@ -304,7 +300,7 @@ def open_media(medium: Medium, base: MediaReach) -> Iterator[MediaFile]:
         if base.file and error.errno in _ABSENT and not is_absolute(medium.uri):
             reason = f"{reason} in {_looked_in(base)}"
             if (found := found_below(base.others[-1] if base.others else base.folder, medium.uri)) is not None:
-                seen = f"which is {_quoted(found)} seen from {base.file}"
+                seen = f"which is {quoted(found)} seen from {base.file}"
                 reason += f"; found {join(found, medium.uri)}: add --media-root FOLDER, {seen}"
             else:
                 reason += spelled_otherwise((base.folder, *base.others), medium.uri)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from preshard.packer_service.ingest.media.nearby import found_below, spelled_otherwise
 from preshard.packer_service.ingest.media.reach import is_absolute
+from preshard.packer_service.ingest.shell import file_argument, ignore_option
 from preshard.packer_service.ingest.signatures import BEGIN_BYTES, described, encoding, stand_in
 from preshard.packer_service.ingest.source.containers.arrow_values import is_json, is_list, stored_type
 from preshard.packer_service.ingest.source.containers.compressed import head, spooled
@@ -46,7 +47,6 @@ from preshard.packer_service.ingest.source.forms.overlooked import overlooked
 from preshard.packer_service.ingest.source.names import root_of
 from preshard.packer_service.ingest.source.no_rows import are_numbered, without_rows
 from preshard.packer_service.ingest.source.rows import parse_row
-from preshard.packer_service.ingest.source.shell import file_argument, ignore_option
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.files.filesystem import locate

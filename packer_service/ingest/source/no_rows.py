@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from preshard.packer_service.ingest.shell import file_argument
 from preshard.packer_service.ingest.source.containers.picture_texts import is_medium
 from preshard.packer_service.ingest.source.containers.registry import CODECS, SUFFIXES, WHOLE_SUFFIXES
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.ingest.source.forms.detect import detect, kinds_of_row, named
-from preshard.packer_service.ingest.source.shell import file_argument
 from preshard.schemas.files.filesystem import split_query
 
 SHOWN_KEYS = 5

@@ -23,8 +23,8 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from preshard.packer_service.ingest.fetch import Range, read_range, recent_values
+from preshard.packer_service.ingest.shell import file_argument
 from preshard.packer_service.ingest.source.file import SourceFile, Watched
-from preshard.packer_service.ingest.source.shell import file_argument
 from preshard.schemas.files.filesystem import locate
 
 FRAME_BYTES = 128 * 2**10

@@ -22,8 +22,8 @@ from jaxtyping import Int64
 from pyarrow import fs
 
 from preshard.packer_service.ingest.fetch import Range, read_range
+from preshard.packer_service.ingest.shell import ignore_option
 from preshard.packer_service.ingest.source.file import Found, SourceFile, reason_of
-from preshard.packer_service.ingest.source.shell import ignore_option
 from preshard.packer_service.ingest.stream import MAX_TOKENS, too_long
 from preshard.schemas.errors import ConfigError, DocumentError
 from preshard.schemas.files.filesystem import locate, split_query

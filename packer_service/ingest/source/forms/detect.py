@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from preshard.packer_service.ingest.document import SHOWN_CHARACTERS, Document
+from preshard.packer_service.ingest.shell import set_option
 from preshard.packer_service.ingest.source.forms import dialogues, texts, tokens
 from preshard.packer_service.ingest.source.forms.custom import is_custom, parse_by
 from preshard.packer_service.ingest.source.forms.fill import (
@@ -22,7 +23,6 @@ from preshard.packer_service.ingest.source.forms.fill import (
 )
 from preshard.packer_service.ingest.source.forms.inline import holds_media
 from preshard.packer_service.ingest.source.forms.messages import TEMPLATE_COLUMNS
-from preshard.packer_service.ingest.source.shell import set_option
 from preshard.schemas.errors import ConfigError
 
 AUTO = "auto"

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from preshard.packer_service.ingest.document import MediumKind
+from preshard.packer_service.ingest.shell import set_option
 from preshard.packer_service.ingest.source.forms import dialogues
 from preshard.packer_service.ingest.source.forms.detect import (
     FLAG,
@@ -28,7 +29,6 @@ from preshard.packer_service.ingest.source.forms.detect import (
 from preshard.packer_service.ingest.source.forms.fill import COLUMNS, MEDIA_COLUMNS, VIDEO_COLUMNS, numbered_column
 from preshard.packer_service.ingest.source.forms.media import NOT_FOLLOWED, PIXELS
 from preshard.packer_service.ingest.source.forms.texts import PATHS
-from preshard.packer_service.ingest.source.shell import set_option
 
 _TELLING = re.compile(
     r"(?i)^(.*[_.])?(image|img|pic|picture|photo|frame|video|clip|audio|speech|sound|message|conversation|dialog|dialogue"

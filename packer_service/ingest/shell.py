@@ -14,13 +14,14 @@ def file_argument(name: str) -> str:
 
 def ignore_option(path: str) -> str:
     """The option by which a job leaves out the files of this name, and no others."""
-    return f"--ignore {_quoted(glob.escape(posixpath.basename(path)))}"
+    return f"--ignore {quoted(glob.escape(posixpath.basename(path)))}"
 
 
 def set_option(setting: str) -> str:
     """The option that sets a configuration value, as ``key=value`` with the value in YAML."""
-    return f"--set {_quoted(setting)}"
+    return f"--set {quoted(setting)}"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text as one word, in single quotes whether or not the shell asks for them."""
     return shlex.quote(text) if "'" in text else f"'{text}'"
