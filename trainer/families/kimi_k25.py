@@ -8,31 +8,20 @@ import torch
 from torch import Tensor
 
 from preshard.trainer.families.family import Features, Inputs, ModelFamily, move_to_model
-from preshard.trainer.families.paddleocr_vl import cut_lines, normalise_lines
+from preshard.trainer.families.paddleocr_vl import cut_lines, list_places, normalise_lines
 
 
 def _encode(core: Any, inputs: Inputs) -> Features:
     # The model's own call reads grids on the device; its two parts take them on the host.
     from transformers.models.kimi_k25.modeling_kimi_k25 import get_vision_frame_index, get_vision_temporal_merge_index
-    from transformers.vision_utils import (
-        get_vision_cu_seqlens,
-        get_vision_interpolation_indices_and_weights,
-        get_vision_position_ids,
-    )
 
     grids, tower = inputs["image_grid_thw"], core.vision_tower
-    learnt, edges = tower.patch_embed.pos_emb, get_vision_cu_seqlens(grids)
-    indices, weights = get_vision_interpolation_indices_and_weights(
-        grids,
-        learnt.num_grid_per_side,
-        mode=learnt.interpolation_mode,
-        align_corners=learnt.interpolation_align_corners,
-    )
     places = {
-        **{"position_ids": get_vision_position_ids(grids, 1), "interp_indices": indices, "interp_weights": weights},
-        **{"frame_index": get_vision_frame_index(grids), "cu_seqlens": edges},
+        **list_places(grids, tower.patch_embed.pos_emb),
+        "frame_index": get_vision_frame_index(grids),
         "temporal_merge_index": get_vision_temporal_merge_index(grids, *tower.merge_kernel_size),
     }
+    edges = places["cu_seqlens"]
     given = {name: move_to_model(core, tensor) for name, tensor in places.items()}
     pixels = move_to_model(core, inputs["pixel_values"]).to(tower.dtype)
     squares = tower(pixels, grids, return_dict=True, **given, max_seqlen=int(edges.diff().max()), edges=edges)

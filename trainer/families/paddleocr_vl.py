@@ -33,24 +33,37 @@ def normalise_lines(settings: Settings, levels: Levels) -> dict[str, Tensor]:
     return {"pixel_values": look_up(levels["pixel_values"], image_table(settings), settings["patch_size"] ** 2)}
 
 
-def _encode(core: Any, inputs: Inputs) -> Features:
-    # The model's own call reads grids on the device; its two parts take them on the host.
+def list_places(grids: Tensor, learnt: Any) -> dict[str, Tensor]:
+    """What the encoder is told of patches that lie line by line, listed on the host.
+
+    Args:
+        grids: ``image_grid_thw``.
+        learnt: the module of the learnt positions.
+    """
     from transformers.vision_utils import (
         get_vision_cu_seqlens,
         get_vision_interpolation_indices_and_weights,
         get_vision_position_ids,
     )
 
-    grids, tower = inputs["image_grid_thw"], core.visual
-    learnt, edges = tower.vision_model.embeddings, get_vision_cu_seqlens(grids)
     indices, weights = get_vision_interpolation_indices_and_weights(
         grids,
         num_grid_per_side=learnt.num_grid_per_side,
         mode=learnt.interpolation_mode,
         align_corners=learnt.interpolation_align_corners,
     )
-    places = {"position_ids": get_vision_position_ids(grids, 1), "interp_indices": indices, "interp_weights": weights}
-    given = {name: move_to_model(core, tensor) for name, tensor in {**places, "cu_seqlens": edges}.items()}
+    return {
+        **{"position_ids": get_vision_position_ids(grids, 1), "interp_indices": indices, "interp_weights": weights},
+        "cu_seqlens": get_vision_cu_seqlens(grids),
+    }
+
+
+def _encode(core: Any, inputs: Inputs) -> Features:
+    # The model's own call reads grids on the device; its two parts take them on the host.
+    grids, tower = inputs["image_grid_thw"], core.visual
+    places = list_places(grids, tower.vision_model.embeddings)
+    edges = places["cu_seqlens"]
+    given = {name: move_to_model(core, tensor) for name, tensor in places.items()}
     pixels = move_to_model(core, inputs["pixel_values"]).to(tower.dtype)[None]
     longest = int(edges.diff().max())
     patches = tower(pixels, grids, return_dict=True, **given, max_seqlen=longest, edges=edges).last_hidden_state

@@ -327,44 +327,41 @@ def _mistral3(model: Json, parts: tuple[Json, Json, Json]) -> Json:
 
 
 def _paddleocr_vl(model: Json, parts: tuple[Json, Json, Json]) -> Json:
-    defaults = {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
-    vision, nested = _vision(model, {**defaults, "spatial_merge_size": 2}), model.get("text_config")
-    sizes = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 1}
-    square = vision["hidden_size"] * vision["spatial_merge_size"] ** 2
+    nested, sizes = model.get("text_config"), {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 1}
+    vision = _vision(model, {**_SIGLIP, "spatial_merge_size": 2})
+    text = (nested if isinstance(nested, dict) else model).get("hidden_size", 1024)
     return {
         **{name: _or(parts[1], name, value) for name, value in sizes.items()},
-        **_encoder(
-            [vision["patch_size"]] * 2,
-            hidden_size=vision["hidden_size"],
-            intermediate_size=vision["intermediate_size"],
-            mlp_matrices=2,
-            layers=vision["num_hidden_layers"],
-            patch_inputs=3 * vision["patch_size"] ** 2,
-            row_inputs=square,
-            row_hidden=square,
-            row_outputs=(nested if isinstance(nested, dict) else model).get("hidden_size", 1024),
-        ),
+        **_siglip(vision, patches_a_row=vision["spatial_merge_size"] ** 2, text=text),
     }
 
 
 def _kimi_k25(model: Json, parts: tuple[Json, Json, Json]) -> Json:
-    defaults = {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
-    vision = _vision(model, {**defaults, "merge_kernel_size": (2, 2)})
-    square = vision["hidden_size"] * math.prod(vision["merge_kernel_size"])
+    vision = _vision(model, {**_SIGLIP, "merge_kernel_size": (2, 2)})
+    text = _text(model).get("hidden_size", 4096)
     return {
         **{name: _or(parts[1], name, value) for name, value in (("patch_size", 14), ("merge_size", 2))},
-        **_encoder(
-            [vision["patch_size"]] * 2,
-            hidden_size=vision["hidden_size"],
-            intermediate_size=vision["intermediate_size"],
-            mlp_matrices=2,
-            layers=vision["num_hidden_layers"],
-            patch_inputs=3 * vision["patch_size"] ** 2,
-            row_inputs=square,
-            row_hidden=square,
-            row_outputs=_text(model).get("hidden_size", 4096),
-        ),
+        **_siglip(vision, patches_a_row=math.prod(vision["merge_kernel_size"]), text=text),
     }
+
+
+_SIGLIP = {"hidden_size": 1152, "num_hidden_layers": 27, "intermediate_size": 4304, "patch_size": 14}
+
+
+def _siglip(vision: Json, *, patches_a_row: int, text: int) -> Json:
+    """An encoder with two layers behind it that make a row of some patches, as wide as the language model."""
+    square = vision["hidden_size"] * patches_a_row
+    return _encoder(
+        [vision["patch_size"]] * 2,
+        hidden_size=vision["hidden_size"],
+        intermediate_size=vision["intermediate_size"],
+        mlp_matrices=2,
+        layers=vision["num_hidden_layers"],
+        patch_inputs=3 * vision["patch_size"] ** 2,
+        row_inputs=square,
+        row_hidden=square,
+        row_outputs=text,
+    )
 
 
 def _molmo2(model: Json, parts: tuple[Json, Json, Json]) -> Json:
