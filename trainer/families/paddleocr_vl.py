@@ -34,7 +34,7 @@ def normalise_lines(settings: Settings, levels: Levels) -> dict[str, Tensor]:
 
 
 def list_places(grids: Tensor, learnt: Any) -> dict[str, Tensor]:
-    """What the encoder is told of patches that lie line by line, listed on the host.
+    """Places of patches that lie line by line, as an encoder takes them, listed on the host.
 
     Args:
         grids: ``image_grid_thw``.
