@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -45,7 +44,7 @@ from preshard.schemas.sections import (
     nearest_multiples,
 )
 from preshard.schemas.sequence import TokenColumn
-from preshard.schemas.worded import legal_instead
+from preshard.schemas.worded import legal_instead, nearest
 
 SHOWN_CHARACTERS = 200
 """Longest value that an error repeats."""
@@ -306,9 +305,8 @@ def _one_line(violation: Violation, remedy: str) -> str:
 
 def _nearest_key(key: str, legal: Sequence[str]) -> str | None:
     """The key that a wrong one comes near: one that is legal in its place, or the same in a section."""
-    here = get_close_matches(key.lower(), legal, 1, 0.7)
-    if here:
-        return here[0]
+    if (here := nearest(key, legal)) is not None:
+        return here
     sections = {name: field.annotation for name, field in PackConfig.model_fields.items()}
     return next(
         (

@@ -47,8 +47,13 @@ def legal_instead(error: ValidationError) -> str:
 
 def meant(value: Any, legal: Sequence[str]) -> str:
     """``; did you mean X?`` where a legal word comes near a wrong one, else nothing."""
-    near = get_close_matches(str(value).lower(), legal, 1, 0.7)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(value, legal)
+    return f"; did you mean {near}?" if near is not None else ""
+
+
+def nearest(value: Any, legal: Sequence[str]) -> str | None:
+    """The legal word that a wrong one comes near; None if none does."""
+    return next(iter(get_close_matches(str(value).lower(), legal, 1, 0.7)), None)
 
 
 def _plain_number(value: Any) -> str:

@@ -122,6 +122,8 @@ _STATES = LanguageModel(
     since=(5, 23),
 )
 
+_DEEPSEEK_V3 = _latent(1536, 512, 128, 64, 128, first_k_dense_replace=3)
+
 LANGUAGES: dict[str, LanguageModel] = {
     **dict.fromkeys(("aria_text", "bitnet", "ernie4_5", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe"), _PLAIN),
     **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), LanguageModel(caps=(DIVISOR,))),
@@ -141,9 +143,8 @@ LANGUAGES: dict[str, LanguageModel] = {
     "axk1": _latent(1536, 512, 128, 64, 128, first_k_dense_replace=1),
     "cwm": _window(8192),
     **dict.fromkeys(("deepseek_v2", "youtu"), _latent(1536, 512, 128, 64, 128)),
-    "deepseek_v3": _latent(1536, 512, 128, 64, 128, first_k_dense_replace=3),
-    # what deepseek_v3 was called in kimi_k25 at first
-    "kimi_k2": replace(_latent(1536, 512, 128, 64, 128, first_k_dense_replace=3), alone=False),
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": replace(_DEEPSEEK_V3, alone=False),  # what deepseek_v3 was called in kimi_k25 at first
     "diffllama": LanguageModel(attentions=2),
     "dots1": _window(4096, layer_types=_FULL),
     "exaone4_5_text": replace(_window(4096), alone=False),  # what exaone4 was called in it at first
