@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from syntax import parse
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("preshard", "schemas", "packer_service", "trainer", "docs", "k8s", "tests")
 CLAUSE = re.compile(
@@ -50,7 +52,7 @@ def read() -> str:
 
 def wrong_openings(source: str) -> Iterator[tuple[int, str]]:
     """Docstrings that open with a :data:`CLAUSE`, by line; strings under constants and fields are docstrings, too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))) if CLAUSE.match(text):
                 yield node.lineno, text.strip().partition("\n")[0]

@@ -16,6 +16,7 @@ import jsonschema
 import yaml
 from manifests import Object
 from pydantic import ValidationError
+from syntax import parse
 
 DEFINITIONS = Path(__file__).parent / "definitions"
 MODELS = "kubeflow/training/models"
@@ -106,7 +107,7 @@ def _tables() -> dict[str, dict[str, str]]:
 
 
 def _table(path: Path) -> tuple[str, dict[str, str]]:
-    [model] = [one for one in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(one, ast.ClassDef)]
+    [model] = [one for one in parse(path.read_text(encoding="utf-8")).body if isinstance(one, ast.ClassDef)]
     given = {
         statement.targets[0].id: ast.literal_eval(statement.value)
         for statement in model.body

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+from syntax import parse
+
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = "PackConfig"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -38,7 +40,7 @@ def read_files(root: Path) -> dict[str, File]:
     found = {}
     for path in sorted((root / "packer_service").rglob("*.py")):
         file = File(path.relative_to(root).as_posix())
-        for node in ast.walk(parsed(path)):
+        for node in ast.walk(parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 fields = (each.annotation for each in node.body if isinstance(each, ast.AnnAssign))
                 file.holders |= {node.name for each in fields if ast.unparse(each) == CONFIGURATION}
@@ -49,14 +51,6 @@ def read_files(root: Path) -> dict[str, File]:
                 file.imported |= {each.asname or each.name: (node.module, each.name) for each in node.names}
         found[f"preshard.{file.path.removesuffix('.py').replace('/', '.')}"] = file
     return found
-
-
-def parsed(path: Path) -> ast.Module:
-    """Syntax tree of a file. Python 3.11 can take what another thread compiles meanwhile for an error (gh-106905)."""
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"))
-    except SystemError:
-        return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def takes_whole(function: Function, name: str, whole: set[str]) -> bool:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from syntax import parse
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = "preshard"
 
@@ -67,7 +69,7 @@ def file_of(module: str, root: Path = ROOT) -> Path | None:
 def imported(module: str, root: Path = ROOT) -> tuple[str, ...]:
     """Modules of ours that a module names in its import statements, wherever these stand."""
     found = file_of(module, root)
-    tree = ast.parse(found.read_text(encoding="utf-8")) if found is not None else ast.Module(body=[])
+    tree = parse(found.read_text(encoding="utf-8")) if found is not None else ast.Module(body=[])
     names: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -88,7 +90,7 @@ def count_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NOT_CODE:
             lines |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             assert node.end_lineno is not None
             lines -= set(range(node.lineno, node.end_lineno + 1))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from reach import ROOT, count_lines, measure
+from syntax import parse
 
 from preshard.trainer.extras import EXTRAS
 
@@ -41,7 +42,7 @@ def test_extras_are_listed_and_asked_for_by_name() -> None:
     assert {name.partition(".")[0] for name in EXTRAS} == modules | {"dry_run"}
     asked = set()
     for path in (ROOT / "trainer").glob("**/*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "load_extra":
                 assert isinstance(node.args[0], ast.Constant)
                 asked.add(node.args[0].value)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from syntax import parse
 
 from preshard.packer_service.demo.families import FAMILIES as WRITTEN
 from preshard.packer_service.ingest.families.folder import load_module
@@ -59,7 +60,7 @@ def named_in(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     if not FILE.search(text) and not NAME.search(text) and not any(name in text for name in LANGUAGES):
         return  # parsing all files takes longer than most tests
-    tree = ast.parse(text)
+    tree = parse(text)
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:

@@ -9,6 +9,7 @@ from typing import Any
 import own_recipe
 from packed_ranks import train_job
 from safetensors.torch import load_file
+from syntax import parse
 
 from preshard.training import Mesh
 
@@ -45,7 +46,7 @@ def test_a_loop_of_public_names_trains_resumes_and_exports_the_same_bits(
 
 def test_the_loop_imports_public_names_alone() -> None:
     """Fails when the loop reaches into a room, so that it shows nothing of what users can write."""
-    tree = ast.parse(Path(own_recipe.__file__).read_text(encoding="utf-8"))
+    tree = parse(Path(own_recipe.__file__).read_text(encoding="utf-8"))
     modules = [each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)]
     ours = [module for module in modules if module.startswith("preshard")]
     assert sorted(ours) == ["preshard.attention", "preshard.data", "preshard.models", "preshard.training"]
