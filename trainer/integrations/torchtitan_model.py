@@ -68,7 +68,7 @@ class PackedAttention(Module):
         return packed_attention(self, q, k, v, None, attend=attention_masks, scaling=scale)[0]
 
 
-class PackLoss(BaseLoss):
+class WeightedLoss(BaseLoss):
     """The sum of loss weight x cross entropy, over the sum of all loss weights of a step."""
 
     @dataclass(kw_only=True, slots=True)
@@ -105,7 +105,7 @@ def loss_of_packs(config: BaseLoss.Config) -> BaseLoss.Config:
         return config
     if type(config) is not CrossEntropyLoss.Config:
         raise ConfigError(f"loss is {_name(config)}, and packs have labels and weights: take CrossEntropyLoss")
-    return PackLoss.Config()
+    return WeightedLoss.Config()
 
 
 def take_attention(model: Any) -> tuple[int, int]:
