@@ -11,7 +11,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -244,7 +244,8 @@ def ray_cluster(address: str | None, num_cpus: int | None, nodes: Nodes | None =
     except RayLostError:
         raise  # shutting down would wait for processes that are gone
     except BaseException:
-        ray.shutdown()
+        with suppress(Exception, SystemExit):  # threads inside Ray can make it fail; what ended the job counts
+            ray.shutdown()
         raise
     else:
         ray.shutdown()

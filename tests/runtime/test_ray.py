@@ -148,7 +148,7 @@ def test_an_interrupt_says_how_to_go_on_and_the_next_run_does(
             assert said[-1], f"it ended before that: {''.join(said)}"
         os.killpg(running.pid, number)  # as a terminal does, to all processes of the command
         rest = running.stderr.read()
-        assert running.wait(timeout=240) == status
+        assert running.wait(timeout=240) == status, rest
     assert rest.splitlines()[-1] == "preshard: interrupted; run the same command again to continue"
     assert "Traceback" not in rest
     assert not (out / "manifest.json").exists()
