@@ -20,6 +20,7 @@ from pyarrow import ipc
 
 from preshard.packer_service.ingest.source.containers import arrow_batches, compressed, json_array, tar_samples
 from preshard.packer_service.ingest.source.containers.compressed import keep_copy, spooled
+from preshard.packer_service.ingest.source.containers.json_lines import parse_json
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.packer_service.ingest.source.files import WHOLE, list_fragments, read_fragment, read_row
 from preshard.packer_service.ingest.source.listing import list_sources
@@ -85,6 +86,11 @@ def test_an_array_is_read_in_small_pieces(tmp_path: Path, monkeypatch: pytest.Mo
         (b'[{"text": "a"}', 1, "',' is missing"),
         (b'[{"text": "a"}, ' + b"[" * 100_000, 1, "nested too deeply"),
         (b"[", 0, "Expecting value"),
+        (b'[{"text": "a"}] and more', 1, "'[' is missing"),
+        (b'[{"text": "a"}]\n{"text": "b"}', 1, "'[' is missing"),
+        (b'[{"text": "a"},\n]', 1, "a comma before ]; remove it"),
+        (b'[{"text": "a"},\n {"text": "b"  // later\n}]', 1, "a comment, which JSON does not have; remove it"),
+        (b"[{'text': 'b'}]", 0, "a value as Python prints it; write it by json.dumps"),
     ],
 )
 def test_what_follows_a_fault_in_an_array_is_one_reject(tmp_path: Path, text: bytes, whole: int, reason: str) -> None:
@@ -95,6 +101,30 @@ def test_what_follows_a_fault_in_an_array_is_one_reject(tmp_path: Path, text: by
     assert isinstance(last, DocumentError)
     assert reason in str(last)
     assert len(str(last)) < 200
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\n[]\n", "[ ]"])
+def test_arrays_that_follow_one_another_are_all_read(tmp_path: Path, between: str) -> None:
+    """Fails when what ``cat`` joined is lost behind the first array."""
+    text = f'[{{"text": "a"}}, {{"text": "b"}}]{between}[{{"text": "c"}}]'
+    (tmp_path / "f.json").write_text(text, encoding="utf-8")
+    assert rows_of(one(tmp_path / "f.json")) == [{"text": each} for each in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": "a"},', "a comma behind the row"),
+        (b'{"text": "a"} {"text": "b"}', "another value on the same line; write each on its own, as jq -c . does"),
+        (b'{"text": "a",}', "column 14: a comma before }; remove it"),
+        (b"{'text': 'a'}", "a value as Python prints it; write it by json.dumps"),
+        (b'{"text": None}', "a value as Python prints it; write it by json.dumps"),
+        (b'{"text": tru}', "column 10: Expecting value"),
+    ],
+)
+def test_a_line_that_is_not_json_says_what_it_is(line: bytes, reason: str) -> None:
+    """Fails when a reject repeats a parser's words where those who wrote the file need a remedy."""
+    assert reason in str(parse_json(line))
 
 
 def test_bytes_of_an_array_that_are_no_text_are_their_own_rows_fault(tmp_path: Path) -> None:

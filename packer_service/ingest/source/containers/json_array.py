@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from preshard.packer_service.ingest.source.containers.json_lines import MAX_LINE_BYTES, parse_json
+from preshard.packer_service.ingest.source.containers.json_lines import MAX_LINE_BYTES, parse_json, why_not_json
 from preshard.packer_service.ingest.source.file import Found, SourceFile
 from preshard.schemas.errors import LOST_ROWS, DocumentError
 
@@ -21,7 +21,6 @@ _SPACE = " \t\r\n"
 
 def scan(opened: Any, file: SourceFile, start: int, end: int) -> Iterator[Found]:  # noqa: ARG001
     """The elements that begin in bytes ``[start, end)``. What follows a fault in the array is one reject."""
-    opened.seek(0)
     for found in _elements(_Window(opened)):
         if found.offset >= end:
             return
@@ -40,15 +39,16 @@ class _Window:
     def __init__(self, opened: Any) -> None:
         self.opened = opened
         self.decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self.text, self.at, self.offset, self.ended = "", 0, 0, False
+        self.text, self.at, self.offset, self.place, self.ended = "", 0, 0, 0, False
         self.grow()
         if self.text.startswith("\ufeff"):
             self.move(1)
 
     def grow(self) -> None:
         """Reads at least as much as is there, so that a long element is not parsed too often."""
+        self.opened.seek(self.place)  # whoever takes the elements may read elsewhere in between
         data = self.opened.read(max(READ_BYTES, len(self.text) - self.at))
-        self.ended = not data
+        self.place, self.ended = self.place + len(data), not data
         self.text, self.at = self.text[self.at :] + self.decoder.decode(data, final=self.ended), 0
 
     def move(self, characters: int) -> int:
@@ -71,18 +71,25 @@ class _Window:
 
 
 def _elements(window: _Window) -> Iterator[Found]:
+    """The elements of an array, and of those behind it: ``cat`` joins files so."""
     wanted = "["
     while True:
         found = window.next_character()
-        if found == "]" and wanted != "[":
-            return
-        if wanted:
-            if found != wanted:
-                yield _fault(window, f"{wanted!r} is missing")
-                return
+        if found == "]" and wanted == ",":
             window.move(1)
-            if wanted == "[" and window.next_character() == "]":
+            found, wanted = window.next_character(), "["
+            if not found:
                 return
+        if found != wanted:
+            yield _fault(window, f"{wanted!r} is missing")
+            return
+        window.move(1)
+        if window.next_character() == "]":
+            if wanted == ",":
+                yield _fault(window, "a comma before ]; remove it")
+                return
+            wanted = ","
+            continue
         element = _element(window)
         yield element
         if not element.size:
@@ -102,9 +109,10 @@ def _element(window: _Window) -> Found:
                 return Found(offset, size, _limited(row, size))
         except RecursionError:
             return _fault(window, "it is nested too deeply")
-        except ValueError as error:
+        except json.JSONDecodeError as error:
             if window.ended or len(window.text) - window.at > MAX_LINE_BYTES:
-                return _fault(window, str(error).partition(":")[0])
+                before = window.text[window.at : error.pos].encode("utf-8", "surrogateescape")
+                return _fault(window, f"at byte {window.offset + len(before)}: {why_not_json(error)}")
         window.grow()
 
 

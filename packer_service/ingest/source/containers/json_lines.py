@@ -48,8 +48,26 @@ def parse_json(line: bytes) -> Any:
         return DocumentError("bad_row", "the line is not UTF-8")
     except RecursionError:
         return DocumentError("bad_row", "the line's JSON is nested too deeply")
+    except json.JSONDecodeError as error:
+        return DocumentError("bad_row", f"the line is not JSON (column {error.colno}: {why_not_json(error)})")
     except ValueError as error:
         return DocumentError("bad_row", f"the line is not JSON ({error})")
+
+
+def why_not_json(error: json.JSONDecodeError) -> str:
+    """The reason in words of who wrote the text, where it is one of those that people's files have."""
+    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
+    if after.startswith(("//", "/*", "#")):
+        return "a comment, which JSON does not have; remove it"
+    if after.startswith(("'", "None", "True", "False")):
+        return "a value as Python prints it; write it by json.dumps"
+    if before.endswith(",") and after.startswith(("]", "}")):
+        return f"a comma before {after[0]}; remove it"
+    if error.msg == "Extra data" and after.startswith(","):
+        return "a comma behind the row; write each row as a line of its own, or all as one array that begins with ["
+    if error.msg == "Extra data" and after.startswith(("{", "[")):
+        return "another value on the same line; write each on its own, as jq -c . does"
+    return error.msg
 
 
 class Line(NamedTuple):
