@@ -22,6 +22,7 @@ EXTRAS = {
     "latents": "what the model is: keys and values that attention itself expands from a latent",
     "model_check": "what the model is: whether packs follow it, and a dataset is for it",
     "quantised": "what the model is: plain numbers of quantised weights",
+    "stored": "what the model is: whether its folder is one, and what its files hold",
     "weights": "what the model is: parameters that each rank reads from a folder, or draws by a seed",
     "adapters": "what trains: adapters that packs follow, their export alone or added to the model",
     "parts": "what trains: frozen parts, adapters, learning rates by part",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preshard.trainer.extra.quantised import quantisation_of, stored_tensors, weight_files
+from preshard.trainer.extra.quantised import quantisation_of
+from preshard.trainer.extra.stored import stored_tensors, weight_files
 
 _COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers")
 """Keys of ``config.json`` that count them."""

@@ -140,18 +140,14 @@ def check_weights(folder: str | Path) -> None:
     """Checks that a model folder holds weights, of a form that is read.
 
     Raises:
-        ConfigError: it holds none, or quantised ones that do not become plain numbers exactly.
+        ConfigError: it holds none, or not all, or such as are damaged, or quantised ones that do not become plain
+            numbers exactly.
     """
     if not any(next(Path(folder).glob(pattern), None) for pattern in WEIGHTS):
         raise ConfigError(
             f"--model {folder} holds no weights ({' or '.join(WEIGHTS)}); give a folder with weights, or --from-scratch"
         )
-    try:
-        load_extra("quantised").check_quantised(folder)
-    except ConfigError:
-        raise
-    except Exception as error:  # of a pickle that is damaged, any
-        raise ConfigError(f"--model {folder}: its weights cannot be read ({one_line(error)})") from None
+    load_extra("quantised").check_quantised(folder)
 
 
 def weights_hash(folder: Path) -> str:

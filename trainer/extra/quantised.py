@@ -7,12 +7,12 @@ codes, and keeps others in layers of their own, which do not train.
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from preshard.schemas.errors import ConfigError
+from preshard.trainer.extra.stored import Stored, stored_tensors
 
 READ = ("fp8", "mxfp4")
 """Values of ``quant_method`` whose weights become plain numbers, as ``transformers`` makes them with ``dequantize``."""
@@ -24,20 +24,6 @@ _SCALES = ("_scale_inv", "scale", "qscale_weight")
 """Endings of names of scales: added to a weight's name, or in place of its last component."""
 
 _REMEDY = "give the folder that was quantised, or one with weights in bfloat16"
-
-
-class Stored(NamedTuple):
-    """A tensor of a folder's weights by its file's header; ``dtype`` in the words of safetensors."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def is_code(self) -> bool:
-        """Whether its numbers mean something only together with scales."""
-        kind = self.dtype.partition("_")[0]
-        return kind in ("F8", "F6", "F4") or (kind in ("I8", "U8") and self.name.endswith("weight"))
 
 
 def quantisation_of(folder: str | Path) -> dict[str, Any] | None:
@@ -120,39 +106,3 @@ def _check_blocks(folder: str | Path, weight: Stored, scales: Stored, form: Mapp
                 f"--model {folder}: {weight.name} is {list(weight.shape)} and its scales are {list(scales.shape)}, so "
                 f"its last block of {block} is not full, and transformers would read it by other blocks: {_REMEDY}"
             )
-
-
-def stored_tensors(folder: Path) -> Iterator[Stored]:
-    """The tensors of the files of weights that ``transformers`` reads, by the files' headers."""
-    for path in weight_files(folder):
-        yield from (_of_pickle if path.suffix == ".bin" else _of_safetensors)(path)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a folder that ``transformers`` reads weights from."""
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{name}.index.json"
-        if (folder / name).is_file():
-            return [folder / name]
-        if index.is_file():
-            return sorted(
-                {folder / each for each in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-            )
-    return []
-
-
-def _of_safetensors(path: Path) -> Iterator[Stored]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield Stored(name, entry["dtype"], tuple(entry["shape"]))
-
-
-def _of_pickle(path: Path) -> Iterator[Stored]:
-    import torch
-
-    for name, each in torch.load(path, map_location="meta", weights_only=True).items():
-        kind = "F" if each.is_floating_point() else "U" if each.dtype == torch.uint8 else "I"
-        yield Stored(name, f"{kind}{8 * each.itemsize}", tuple(each.shape))

@@ -105,15 +105,29 @@ def read_weights(model: Any, folder: str | Path, dtype: torch.dtype) -> None:
                 dtype=dtype,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # which is said below, in one line
                 **quantised,
             )
     except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ConfigError(f"--model {folder}: its weights cannot be read ({one_line(error)})") from None
     fill(dict(passing.named_buffers()))
+    if info["mismatched_keys"]:
+        raise _of_other_sizes(model, Path(folder), min(name for name, *_ in info["mismatched_keys"]))
     if missing := fill.left | set(info["missing_keys"]):
         first, *more = sorted(missing)
         others = f" and {several(len(more), 'more parameter')}" if more else ""
-        raise ConfigError(f"--model {folder} has no weights for {first}{others}; give a complete folder")
+        strange = f", and has {min(info['unexpected_keys'])}" if info["unexpected_keys"] else ""
+        raise ConfigError(f"--model {folder} has no weights for {first}{others}{strange}; give a complete folder")
+
+
+def _of_other_sizes(model: Any, folder: Path, name: str) -> ConfigError:
+    """Error that names a tensor with both of its shapes; a rank has seen its own rows alone."""
+    stored = next((each.shape for each in load_extra("stored").stored_tensors(folder) if each.name.endswith(name)), "?")
+    wanted = next(each.shape for own, each in model.state_dict().items() if own.endswith(name))
+    return ConfigError(
+        f"--model {folder}: {name} is stored as {list(stored)}, and by config.json it is {list(wanted)}: give the "
+        "config.json of these weights, as save_pretrained writes it"
+    )
 
 
 def _shard_alike(model: Any, sharded: Mapping[str, DTensor], tied: Mapping[str, str]) -> None:

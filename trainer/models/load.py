@@ -233,8 +233,7 @@ def read_model_config(folder: str | Path) -> Any:
     """
     transformers = register_attention()
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"--model is {folder}, which has no config.json; give the path of a model folder")
+    load_extra("stored").check_folder(folder)
     try:
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         load_extra("model_check").check_stored(stored)
@@ -244,6 +243,7 @@ def read_model_config(folder: str | Path) -> Any:
     except Exception as error:  # configurations check themselves, each by errors of its own
         raise ConfigError(f"--model {folder}: its config.json does not describe a model ({one_line(error)})") from None
     load_extra("model_check").check_config(config)
+    load_extra("stored").follow_ties(config, folder)
     return config
 
 
