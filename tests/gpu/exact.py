@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
 }
 """Kind, Ulysses and ring degrees, and options of ``bind``."""
 
-SINKS = "sinks"
+SINKS, WIDER, LATENTS = "sinks", "wider keys", "latents"
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "one document": ("one", {}),
     "documents": ("documents", {}),
@@ -57,8 +57,12 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "window, annotations": ("annotations", {"window": 0.6}),
     "sinks, window": ("documents", {SINKS: True, "window": 1.0}),
     "softcap, window": ("images", {"softcap": 1.5, "window": 1.0}),
+    "two widths": ("images", {WIDER: True}),
+    "two widths, window": ("documents", {WIDER: True, "window": 1.3}),
+    "latents": ("images", {LATENTS: True}),
 }
-"""A mask, a window in sixteenths of the sequence, a cap of scores, and sinks."""
+"""A mask, a window in sixteenths of the sequence, a cap of scores, sinks, keys half as wide again as values, and the
+latents that such keys and values are made of."""
 
 TABLES = ("float32", "bfloat16", "models")
 NAMES = (*TABLES, *FORMS)
@@ -109,6 +113,30 @@ def seen(mask: MaskArrays, window: int | None) -> np.ndarray:
             own = (doc == number) & (branch == each)
             place[own] = shared.sum() + np.arange(own.sum())
     return pairs if window is None else pairs & (place[:, None] - place < window)
+
+
+def draw(settings: dict[str, Any], seq_len: int, width: int, seed: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Queries, keys, values and the output's gradient, or latents and keys' shared part for keys and values; and what
+    every rank has whole: sinks, or the matrix that expands latents."""
+    rng = torch.Generator().manual_seed(seed)
+    if LATENTS in settings:
+        shapes = [(8, width * 3 // 2), (1, width * 2), (1, width // 2), (8, width)]
+        whole = {"up": torch.randn(width * 2, 8, width * 2, generator=rng) * (width * 2) ** -0.5}
+    else:
+        keys = width * 3 // 2 if WIDER in settings else width
+        shapes = [(8, keys), (4, keys), (4, width), (8, width)]
+        whole = {"sinks": torch.linspace(-1, 2, 8)} if SINKS in settings else {}
+    return [torch.randn(heads, seq_len, each, generator=rng) for heads, each in shapes], whole
+
+
+def right_of(exact: list[Tensor], whole: dict[str, Tensor], pairs: Tensor, softcap: float | None) -> Tensor:
+    """Output in the dtype of what is given; latents are expanded as DeepSeek-V2 defines it."""
+    q, k, v = exact
+    if "up" in whole:
+        made = torch.einsum("tc,ckx->ktx", k[0], whole["up"])
+        plain, values = made.tensor_split([q.shape[-1] - v.shape[-1]], -1)
+        k, v = torch.cat([plain, v.expand(len(plain), -1, -1)], -1), values
+    return dense(q, k, v, pairs, softcap, whole.get("sinks"))
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
@@ -166,7 +194,7 @@ def attention(given: Given, head: dict[str, Any], dtype_name: str) -> Table:
     small = given.small
     seq_len, width, block = (256, 16, 16) if small else (4096, 64 if dtype_name == "float32" else 128, 64)
     head = head | {"dtype": dtype_name, "seq_len": seq_len, "head_dim": width}
-    columns = ["kind", "layout", "mask", "out", "dq", "dk", "dv", "dsinks", "s", "verdict"]
+    columns = ["kind", "layout", "mask", "out", "dq", "dk", "dv", "dsinks", "dup", "s", "verdict"]
     table = Table(given.out / f"attention_exact_{dtype_name}.json", columns, head)
     arrays, dtype = masks(seq_len), getattr(torch, dtype_name)
     forms = given.chosen(FORMS)
@@ -176,20 +204,19 @@ def attention(given: Given, head: dict[str, Any], dtype_name: str) -> Table:
             break
         with table.row(kind=kind, layout=scheme, mask=form) as row:
             name, settings = FORMS[form]
-            sinks = torch.linspace(-1, 2, 8).to(given.device, dtype) if SINKS in settings else None
-            rng = torch.Generator().manual_seed(number)
-            drawn = [torch.randn(heads, seq_len, width, generator=rng) for heads in (8, 4, 4, 8)]
+            drawn, whole = draw(settings, seq_len, width, number)
             tensors = [x.to(given.device, dtype) for x in drawn]
+            whole = {of: x.to(given.device, dtype) for of, x in whole.items()}
             window = int(settings["window"] * seq_len / 16) if "window" in settings else None
             layout = layout_of(scheme, arrays[name], KINDS[kind][2], block)
-            found = _on_ranks(given, kind, layout, arrays[name], window, settings.get("softcap"), tensors, sinks)
-            exact = [x.double().requires_grad_() for x in (*tensors[:3], *([] if sinks is None else [sinks]))]
+            found = _on_ranks(given, kind, layout, arrays[name], window, settings.get("softcap"), tensors, whole)
+            exact = [x.double().requires_grad_() for x in (*tensors[:3], *whole.values())]
             pairs = torch.from_numpy(seen(arrays[name], window)).to(given.device)
-            right = dense(*exact[:3], pairs, settings.get("softcap"), exact[3] if sinks is not None else None)
+            right = right_of(exact[:3], dict(zip(whole, exact[3:], strict=True)), pairs, settings.get("softcap"))
             rights = [right, *torch.autograd.grad(right, exact, tensors[3].double())]
-            named = zip(("out", "dq", "dk", "dv", "dsinks"), found, rights, strict=False)
-            errors = {of: common.apart(a, b) for of, a, b in named}
-            limits = {of: LIMITS[dtype_name] * (4 if of == "dsinks" else 1) for of in errors}
+            named = ("out", "dq", "dk", "dv", *(f"d{of}" for of in whole))
+            errors = {of: common.apart(a, b) for of, a, b in zip(named, found, rights, strict=True)}
+            limits = {of: LIMITS[dtype_name] * (4 if of in ("dsinks", "dup") else 1) for of in errors}
             row.update(errors)
             row["verdict"] = "ok" if all(errors[of] <= limits[of] for of in errors) else "APART"
     from torch._dynamo.utils import counters
@@ -206,7 +233,7 @@ def _on_ranks(
     window: int | None,
     softcap: float | None,
     tensors: list[Tensor],
-    sinks: Tensor | None,
+    whole: dict[str, Tensor],
 ) -> list[Tensor]:
     """Output and gradients of the whole pack, each rank's part by the trainer's own attention."""
     of_bind, ulysses, ring, options = KINDS[kind]
@@ -229,18 +256,19 @@ def _on_ranks(
         ).to(given.device)
         attend = bind(of_bind, layout, mask, cp, kernel=kernel, **options)
         inputs = [x[:, mine].clone().requires_grad_() for x in tensors[:3]]
-        own = None if sinks is None else sinks.clone().requires_grad_()
-        out = attend(*inputs, sinks=own)
+        own = {of: x.clone().requires_grad_() for of, x in whole.items()}
+        out = attend(*inputs, **own)
         if given.plant == "scale":
             out = out * 1.01
         dout = tensors[3][:, mine] * (given.plant != "rank" or cp.cp_rank > 0)
-        grads = torch.autograd.grad(out, [*inputs, *([] if own is None else [own])], dout)
+        grads = torch.autograd.grad(out, [*inputs, *own.values()], dout)
         return mine, out.detach(), *grads
 
     found = run_ranks(ulysses, ring, on_rank)
     order = torch.argsort(torch.cat([each[0] for each in found]))
     joined = [torch.cat([each[part] for each in found], 1)[:, order] for part in range(1, 5)]
-    return joined if sinks is None else [*joined, torch.stack([each[5].double() for each in found]).sum(0)]
+    sums = [torch.stack(each).sum(0) for each in zip(*([x.double() for x in each[5:]] for each in found), strict=True)]
+    return [*joined, *sums]
 
 
 def encoders(given: Given, table: Table) -> None:
