@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -69,6 +70,7 @@ def model_folder(given: str) -> str:
     Raises:
         ConfigError: it is such a name, and the model is not in the cache.
     """
+    given = os.path.expanduser(given)  # noqa: PTH111, a URI stays as it is
     if not _HUB_NAME.fullmatch(given) or Path(given).exists():
         return given
     with suppress(ModuleNotFoundError):  # without the Hub's package there is no cache of it

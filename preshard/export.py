@@ -16,10 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: status 2: something does not fit or cannot be written.
     """
-    load_extra("waiting").begin("loading torch")
+    waiting = load_extra("waiting")
+    waiting.begin("loading torch")
     from preshard.trainer.export import main as run
 
-    run(arguments)
+    run(waiting.with_home(arguments))
 
 
 if __name__ == "__main__":

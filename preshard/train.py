@@ -17,10 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always. Status 0: done; 1: failed or stopped; 2: something does not fit, found before the first
             step.
     """
-    load_extra("waiting").begin("loading torch")
+    waiting = load_extra("waiting")
+    waiting.begin("loading torch")
     from preshard.trainer.train import main as run
 
-    run(arguments)
+    run(waiting.with_home(arguments))
 
 
 if __name__ == "__main__":

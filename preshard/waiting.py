@@ -1,16 +1,19 @@
 """One line on what a command is doing while nothing is printed: it moves at a terminal, and is plain in a log.
 
-Both commands have it, the packer's and the trainer's, from before they import what takes seconds.
+Both commands have it, the packer's and the trainer's, from before they import what takes seconds; and the reading of
+their arguments.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,6 +22,18 @@ QUIET_SECONDS = {True: 0.5, False: 2.0}
 
 TICK_SECONDS = 0.1
 FRAMES, PLAIN_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
+
+
+def with_home(arguments: Sequence[str] | None) -> list[str]:
+    """Arguments with ``~/`` spelled out where bash leaves it: in quotation marks, and behind the ``=`` of an option.
+
+    Otherwise ``--out=~/data`` would make a folder named ``~``, whose owner might remove it by that name.
+
+    Args:
+        arguments: of a command; None for those of this process.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    return [re.sub("^([^=]*=)?~(?=/|$)", lambda found: f"{found[1] or ''}{Path.home()}", each) for each in given]
 
 
 class Waiting:

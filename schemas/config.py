@@ -237,11 +237,10 @@ class PackConfig(ConfigSection):
     def seq_len_step(self) -> tuple[int, str]:
         """Number that ``seq_len`` is a multiple of, and why."""
         step = math.lcm(*(2 * size for size in self.cp_sizes), *(2 * ring for ring in self.ring_degrees))
-        reason = f"cp_sizes {list(self.cp_sizes)} and ring_degrees {list(self.ring_degrees)}"
-        reason += ", twice each,"
+        reason = f"twice each of cp_sizes {list(self.cp_sizes)} and ring_degrees {list(self.ring_degrees)}"
         if any(scheme in BLOCK_SCHEMES for scheme in self.layouts):
             step = math.lcm(step, *(self.block_size * ring for ring in self.ring_degrees))
-            reason += f" and block_size {self.block_size} for each of ring_degrees"
+            reason += f", and of block_size {self.block_size} times each of ring_degrees"
         return step, reason
 
     @model_validator(mode="after")
@@ -249,7 +248,7 @@ class PackConfig(ConfigSection):
         step, reason = self.seq_len_step
         if self.seq_len % step:
             raise ValueError(
-                f"seq_len {self.seq_len} is not a multiple of {step}, as {reason} ask for; "
+                f"seq_len {self.seq_len} is not a multiple of {step}, the least multiple of {reason}; "
                 f"take seq_len={nearest_multiples(self.seq_len, step, ' or seq_len=')}"
             )
         return self

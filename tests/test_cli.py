@@ -76,6 +76,7 @@ def test_wrong_configuration_is_one_line_and_status_2(
         (["pack", "nope://x", "--out", "OUT"], "SOURCE nope://x: "),
         (["pack", "SOURCE", "--out", "nope://x"], "nope://x: Unrecognized filesystem"),
         (["pack", "SOURCE", "--out", "FILE"], "rows.jsonl: cannot be written"),
+        (["pack", "SOURCE/rows.json", "--out", "OUT"], "rows.json: no such file or folder; did you mean rows.jsonl?"),
         (["plan", "SOURCE", "--set", "tokenizer=/nowhere.json"], "tokenizer: '/nowhere.json' is not a file"),
         (["plan", "SOURCE", "--dp", "8,0"], "'8,0' is not a list of positive integers"),
         (["plan", "SOURCE", "--dp", "²"], "'²' is not a list of positive integers"),
@@ -83,6 +84,8 @@ def test_wrong_configuration_is_one_line_and_status_2(
         (["plan", "--lengths", "/nowhere.parquet"], "--lengths /nowhere.parquet: no such file"),
         (["report", "/nowhere"], "DATASET /nowhere: no such folder"),
         (["report", "SOURCE"], "has no manifest.json: it is not a dataset"),
+        (["report", "PACKED"], "has no manifest.json: give a dataset inside of it, such as "),
+        (["report", "FILE"], "rows.jsonl: is a file; give a folder"),
         (["verify", "nope://x"], "nope://x: Unrecognized filesystem"),
         (["verify", "/nowhere"], "DATASET /nowhere: no such folder"),
         (["nonsense"], "No such command 'nonsense'"),
@@ -90,11 +93,17 @@ def test_wrong_configuration_is_one_line_and_status_2(
     ],
 )
 def test_wrong_words_and_paths_are_one_line_and_status_2(
-    capsys: pytest.CaptureFixture[str], tiny_source: Path, tmp_path: Path, arguments: list[str], message: str
+    capsys: pytest.CaptureFixture[str],
+    tiny_source: Path,
+    tiny_dataset: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
 ) -> None:
     """Fails when a mistyped path or option ends in a traceback or in status 1."""
-    places = {"SOURCE": str(tiny_source), "OUT": str(tmp_path / "out"), "FILE": str(tiny_source / "rows.jsonl")}
-    status, output, error = run(capsys, *(places.get(word, word) for word in arguments))
+    places = {"FILE": "SOURCE/rows.jsonl", "PACKED": str(tiny_dataset.parent), "OUT": str(tmp_path / "out")}
+    words = (places.get(word, word).replace("SOURCE", str(tiny_source)) for word in arguments)
+    status, output, error = run(capsys, *words)
     assert status == 2
     assert output == ""
     assert error.count("\n") == 1

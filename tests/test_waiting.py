@@ -12,7 +12,7 @@ from io import StringIO
 import pytest
 
 from preshard import waiting
-from preshard.waiting import Waiting
+from preshard.waiting import Waiting, with_home
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +132,15 @@ def test_closed_streams_drop_what_is_printed(monkeypatch: pytest.MonkeyPatch) ->
     with sys.stderr as opened:
         print("dropped", file=opened)
     assert results.getvalue() == ""
+
+
+def test_a_tilde_that_bash_leaves_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when ``--out=~/data`` makes a folder named ``~``, or a tilde elsewhere in a word is taken for a home."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    given = ["~", "~/a", "--out=~/b", "model=~/c", "~ada/d", "e~/f", "--where=g = '~'", "h=i=~/j"]
+    assert with_home(given) == [
+        *("/home/ada", "/home/ada/a", "--out=/home/ada/b", "model=/home/ada/c"),
+        *("~ada/d", "e~/f", "--where=g = '~'", "h=i=~/j"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["preshard", "report", "~/k"])
+    assert with_home(None) == ["report", "/home/ada/k"]

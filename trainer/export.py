@@ -110,7 +110,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for the model.")
 @click.option("--keep-adapters", is_flag=True, help="Write adapters alone, as peft loads them, and do not merge them.")
 def cli(checkpoint: Path, model: Path, out: Path, keep_adapters: bool) -> None:
-    """Writes the model of CHECKPOINT as a folder that from_pretrained loads.
+    """Write the model of CHECKPOINT as a folder that from_pretrained loads.
 
     CHECKPOINT is one checkpoint of preshard.train, or the folder that --checkpoint named, whose newest is taken.
     """

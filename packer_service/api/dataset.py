@@ -27,6 +27,7 @@ from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError, ReaderError
+from preshard.schemas.files.printed import several
 from preshard.schemas.header import DocumentSpan
 from preshard.schemas.layout import RankImages, TokenLayout, layout_name, rank_positions
 from preshard.schemas.manifest import ManifestHead
@@ -85,7 +86,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         counts = self.manifest.counts
-        return f"<{self.path}: {counts.documents:,} documents in {len(self):,} packs of {self.config.seq_len:,} tokens>"
+        whole = f"{several(counts.documents, 'document')} in {several(len(self), 'pack')}"
+        return f"<{self.path}: {whole} of {self.config.seq_len:,} tokens>"
 
     @cached_property
     def report(self) -> DatasetReport:
@@ -242,7 +244,8 @@ class Pack:
     def __repr__(self) -> str:
         padding = int((self.sequence.doc_ids < 0).sum())
         return (
-            f"<pack {self.number}: {len(self.documents)} documents, {len(self.tokens):,} tokens, {padding:,} padding>"
+            f"<pack {self.number}: {several(len(self.documents), 'document')}, {len(self.tokens):,} tokens, "
+            f"{padding:,} padding>"
         )
 
     def _repr_html_(self) -> str:

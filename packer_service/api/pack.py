@@ -137,4 +137,4 @@ def require_documents(what: str, documents: int, of: int) -> None:
     """
     if not documents:
         reasons = {0: "no row was found", 1: "its only row was rejected"}
-        raise PreshardError(f"{what}: holds no document: {reasons.get(of, f'all {of} rows were rejected')}")
+        raise PreshardError(f"{what}: holds no document: {reasons.get(of, f'all {of:,} rows were rejected')}")

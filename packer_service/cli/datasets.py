@@ -20,6 +20,7 @@ from preshard.packer_service.cli.options import (
 )
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import join, split_query
+from preshard.schemas.files.printed import several
 
 READING = "reading the dataset"
 """Words for what comes before the first figure."""
@@ -93,7 +94,7 @@ def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) 
 @click.option(
     "--model", type=click.Path(path_type=Path), metavar="DIR", help="Model folder whose dimensions replace cost.*."
 )
-@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Most splits to show.")
+@click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Splits to show at most.")
 @json_option
 def advise(
     dataset: str, gpus: int, gpu: str, model: Path | None, assumed: tuple[str, ...], limit: int, as_json: bool
@@ -174,11 +175,12 @@ def card(dataset: str, name: str | None, license_name: str | None) -> None:
 )
 @click.option("--replace", is_flag=True, help="Replace columns that were joined before.")
 def annotate(dataset: str, table: str, on: str, columns: tuple[str, ...], replace: bool) -> None:
-    """Join columns of TABLE to DATASET. TABLE (Parquet, CSV, JSON Lines) has one row a document; --where sees them."""
+    """Join columns of TABLE to DATASET. TABLE (Parquet, CSV, JSON Lines) has a row for each document."""
     with shown_progress("reading the dataset and the table"):
         from preshard.packer_service.publish.annotate import annotate as join_columns
 
         joined = join_columns(dataset, table, on=on, columns=columns, replace=replace)
-    say(f"{dataset}: {', '.join(joined.columns)} of {joined.documents:,} of {joined.of_documents:,} documents")
+    say(f"{dataset}: {', '.join(joined.columns)} of {joined.documents:,} of {several(joined.of_documents, 'document')}")
     if joined.unknown:
-        say(f"{joined.unknown:,} rows of {table} match no packed document")
+        match = "matches" if joined.unknown == 1 else "match"
+        say(f"{several(joined.unknown, 'row')} of {table} {match} no packed document")

@@ -67,20 +67,20 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         own = {name: given.pop(name) for name in SourceOptions.__dataclass_fields__}
         return command(asked=SourceOptions(**own), **given)
 
-    text, path = "Sets one configuration value.", click.Path(path_type=Path)
+    text, path = "Set one configuration value, such as seq_len=8192; repeatable.", click.Path(path_type=Path)
     options = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=text)(asking)
     options = click.option("--config", "config_file", type=path, help="Configuration file in YAML.")(options)
     text = "Model folder that decides tokens, images and positions, or a model's name on the Hub that is in its cache."
     options = click.option("--model", metavar="DIR", help=text)(options)
     text = "Form of the rows instead of the one that their columns show: its name, or package.module:function."
     options = click.option("--form", metavar="FORM", help=text)(options)
-    text = "Packs the rows for which a DuckDB expression over their columns is true, such as 'quality > 0.5'."
+    text = "Take only rows for which a DuckDB expression over their columns is true, such as 'quality > 0.5'."
     options = click.option("--where", metavar="EXPRESSION", help=text)(options)
     text = "A path or URI that rows may reach besides the folders of SOURCE; repeatable."
     options = click.option("--allow-media", multiple=True, metavar="PREFIX", help=text)(options)
     text = "Folder in which relative media paths are looked for before the folder of the row's file; repeatable."
     options = click.option("--media-root", multiple=True, metavar="[SOURCE=]FOLDER", help=text)(options)
-    text = "Leaves out files in folders whose name matches, such as '*.bak'; repeatable."
+    text = "Leave out files in folders whose name matches, such as '*.bak'; repeatable."
     return click.option("--ignore", multiple=True, metavar="PATTERN", help=text)(options)
 
 
@@ -131,13 +131,13 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
         return command(run_tasks=run_tasks, **given)
 
-    text = "Leaves out nodes of Ray that differ from this machine, instead of ending."
+    text = "Leave out nodes of Ray that differ from this machine, instead of ending."
     options = click.option("--skip-bad-nodes", is_flag=True, help=text)(running)
-    text, minutes = "Longest time without a task that runs on Ray; 30 by default.", click.FloatRange(min=0)
+    text, minutes = "Minutes to wait for Ray to start a task; 30 by default.", click.FloatRange(min=0)
     options = click.option("--wait-for-workers", type=minutes, metavar="MINUTES", help=text)(options)
-    text = "CPUs to use of this machine; all by default."
+    text = "CPUs of this machine to use; all by default."
     options = click.option("--num-cpus", type=click.IntRange(min=1), help=text)(options)
-    text = "Runs tasks on Ray: the address of a cluster, `auto` for the one around, `local` for a new one."
+    text = "Run tasks on Ray: the address of a cluster, `auto` for that of this machine, `local` for a new one."
     options = click.option("--ray-address", metavar="ADDR", help=text)(options)
     text = "`local` runs tasks on this machine without Ray; `auto` does so unless an address of Ray is given."
     kinds = click.Choice(EXECUTORS)
@@ -146,9 +146,9 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The devices that will train, and what is assumed of them."""
-    text = "Another value for an assumption; repeatable."
+    text = "Replace an assumption about the GPUs or the run, such as link_efficiency=0.5; repeatable."
     command = click.option("--assume", "assumed", multiple=True, metavar="KEY=VALUE", help=text)(command)
-    text, kinds = "Their kind: peak, links, memory.", click.Choice(list(DEVICES))
+    text, kinds = "Kind of GPU, whose speed, links and memory the estimates assume.", click.Choice(list(DEVICES))
     command = click.option("--gpu", type=kinds, default="h100", show_default=True, help=text)(command)
     text = "GPUs that train together."
     return click.option("--gpus", required=True, type=click.IntRange(min=1), help=text)(command)

@@ -20,6 +20,7 @@ from preshard.schemas import VERSION
 from preshard.schemas.errors import ConfigError, PlanError, PreshardError
 from preshard.schemas.files.filesystem import FileRefusedError
 from preshard.schemas.files.printed import without_secrets
+from preshard.waiting import with_home
 
 
 class Commands(click.Group):
@@ -80,9 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code, failed = None, None
     try:
         with interruptible():
-            code = cli.main(
-                args=None if arguments is None else list(arguments), prog_name="preshard", standalone_mode=False
-            )
+            code = cli.main(args=with_home(arguments), prog_name="preshard", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         code = 2

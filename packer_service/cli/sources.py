@@ -57,7 +57,7 @@ sources_argument = click.argument("sources", nargs=-1, required=True, metavar="S
 @click.option(
     "--allow-lost-files",
     is_flag=True,
-    help="Accepts damaged files of which nobody knows how many rows are lost; otherwise the exit status is 3.",
+    help="Accept damaged files of which nobody knows how many rows are lost; otherwise the exit status is 3.",
 )
 @source_options
 @executor_options
@@ -96,7 +96,7 @@ def pack(
 
 
 @click.command()
-@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@click.argument("sources", nargs=-1, metavar="[SOURCE]...")
 @click.option(
     "--lengths", type=click.Path(path_type=Path), help="Parquet file with doc_id, tokens, images; skips measuring."
 )
@@ -175,9 +175,14 @@ def show(sources: tuple[str, ...], row: str | None, doc_id: str | None, as_json:
     type=click.IntRange(1, 100_000),
     default=256,
     show_default=True,
-    help="Most rows that are drawn of SOURCE.",
+    help="Rows to draw from SOURCE at most.",
 )
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Writes the file instead of printing it.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the configuration to this file instead of printing it.",
+)
 @source_options
 def suggest(
     sources: tuple[str, ...],

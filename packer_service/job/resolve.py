@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.model import PackedFor
 from preshard.packer_service.ingest.packed.settings import dataset_notes, packed_target
-from preshard.packer_service.ingest.source.file import Fragment, SourceFile
+from preshard.packer_service.ingest.source.file import DATASET, Fragment, SourceFile
 from preshard.packer_service.ingest.source.files import list_fragments
 from preshard.packer_service.ingest.source.listing import Sources
 from preshard.packer_service.job.job_record import Record, job_record
@@ -46,6 +46,8 @@ class ResolvedJob:
     def notes(self) -> Iterator[str]:
         """Yields notes that a user should read before the work begins."""
         yield from self.sources.notes()
+        if self.config.model is None and any(file.kind != DATASET for file in self.files):
+            yield f"no --model: packing for a model of your own, with the tokenizer {self.config.tokenizer}"
         yield from dataset_notes(self.sources.files)
 
 

@@ -23,6 +23,7 @@ from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.dataset.passing_rows import PassingRows
 from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import AnnotationsInvalid, ConfigError, TableInvalid, TableMissing
+from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import WORK, ManifestHead
 from preshard.schemas.tables import open_table
 
@@ -156,6 +157,6 @@ def _nothing_matches(location: str, table: str, on: str, given: pa.Table, before
     such = f", such as {ids[0].as_py()!r:.80}" if len(ids) else ""
     has = "no documents" if first is None else f"documents such as {first!r:.80}"
     return (
-        f"TABLE {table}: none of its {len(given):,} ids{such}, is in DATASET {location}, which has {has}; "
-        "give the column of doc_id with --on"
+        f"TABLE {table}: has no id of DATASET {location}: its {several(len(given), 'id')}{such}, against {has}; "
+        "--on COLUMN names the one with the documents' ids"
     )

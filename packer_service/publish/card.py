@@ -12,7 +12,7 @@ from huggingface_hub import DatasetCardData
 from preshard.packer_service.report.dataset import open_dataset, report_dataset
 from preshard.packer_service.report.records import DatasetReport
 from preshard.packer_service.report.tables import open_table
-from preshard.schemas.files.printed import without_secrets
+from preshard.schemas.files.printed import several, without_secrets
 from preshard.schemas.manifest import SHARDS, ManifestHead
 
 CARD, CROISSANT, DOCUMENTS = "README.md", "croissant.json", "documents.parquet"
@@ -102,10 +102,10 @@ def card_of(manifest: ManifestHead, report: DatasetReport, *, name: str, license
 
 def _sentence(manifest: ManifestHead, report: DatasetReport) -> str:
     model = f" for models of the kind {manifest.model.model_type}" if manifest.model is not None else ""
+    whole = f"{several(report.documents, 'document')} in {several(report.packs, 'pack')}"
     return (
-        f"{report.documents:,} documents in {report.packs:,} packs of {report.seq_len:,} tokens{model}, as WebDataset "
-        f"shards from which a context-parallel rank reads only its own part (preshard {manifest.preshard_version}, "
-        f"format version {manifest.format_version})."
+        f"{whole} of {report.seq_len:,} tokens{model}, as WebDataset shards from which a context-parallel rank reads "
+        f"only its own part (preshard {manifest.preshard_version}, format version {manifest.format_version})."
     )
 
 

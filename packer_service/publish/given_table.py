@@ -14,6 +14,7 @@ from preshard.packer_service.ingest.source.names import container_of
 from preshard.packer_service.shards.store import require_answer
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import locate, split_query
+from preshard.schemas.files.printed import several
 
 _WHOLE = "-?(0|[1-9][0-9]*)"
 _SPELLED = {
@@ -41,10 +42,10 @@ def read_given(location: str, on: str, columns: Sequence[str]) -> pa.Table:
     table = _read(location)
     for name in (on, *columns):
         if table.column_names.count(name) != 1:
-            raise ConfigError(
-                f"TABLE {location}: has {table.column_names.count(name)} columns {name!r}, not one; it has "
-                f"{', '.join(table.column_names)[:300]}"
-            )
+            there = "has no column" if name not in table.column_names else "has several columns"
+            remedy = "; --on COLUMN names the one with the documents' ids" if name == on else ""
+            has = ", ".join(table.column_names)[:300]
+            raise ConfigError(f"TABLE {location}: {there} {name!r}, only {has}{remedy}")
     wanted = [name for name in columns or table.column_names if name != on]
     if not wanted:
         raise ConfigError(f"TABLE {location}: has no column besides {on!r}; give one with columns to join")
@@ -118,7 +119,7 @@ def _ids(location: str, on: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         raise ConfigError(f"TABLE {location}: {on} has the type {column.type}; ids are text or whole numbers")
     ids = column.cast(pa.string())
     if ids.null_count:
-        raise ConfigError(f"TABLE {location}: {ids.null_count:,} rows have no {on}; leave them out")
+        raise ConfigError(f"TABLE {location}: {on} is null in {several(ids.null_count, 'row')}; leave them out")
     counted = pc.value_counts(ids)
     twice = counted.filter(pc.greater(counted.field("counts"), 1))
     if len(twice):

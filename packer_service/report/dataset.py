@@ -21,6 +21,7 @@ from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.dataset.read_manifest import read_manifest_head
 from preshard.schemas.dataset.table_file import TableFile
 from preshard.schemas.errors import ConfigError
+from preshard.schemas.files.filesystem import join
 from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, ManifestHead, ModelEntry, TokenizerEntry, encoder_of
 
 T = TypeVar("T", bound=Figures)
@@ -40,10 +41,15 @@ def open_dataset(location: str) -> tuple[Folder, ManifestHead]:
     """
     require_answer("DATASET", location)
     folder = Folder(location)
-    if not folder.exists():
-        raise ConfigError(f"DATASET {location}: no such folder")
+    folder.require("DATASET")
     if not folder.is_file(MANIFEST):
-        raise ConfigError(f"DATASET {location}: has no {MANIFEST}: it is not a dataset, or packing it has not finished")
+        inside = (name for name, is_folder in folder.entries().items() if is_folder)
+        dataset = next((name for name in inside if (folder / name).is_file(MANIFEST)), None)
+        why = "it is not a dataset, or packing it has not finished"
+        raise ConfigError(
+            f"DATASET {location}: has no {MANIFEST}: "
+            + (why if dataset is None else f"give a dataset inside of it, such as {join(location, dataset)}")
+        )
     with folder.open(MANIFEST, LARGEST_MANIFEST) as file:
         return folder, read_manifest_head(file, MANIFEST)
 

@@ -181,6 +181,19 @@ class Folder:
         with self._filesystem.open_input_stream(path, compression=None, buffer_size=STREAM_BYTES) as file:
             yield file
 
+    def require(self, what: str) -> None:
+        """
+        Args:
+            what: the folder, as the command calls it.
+
+        Raises:
+            ConfigError: it is not there, or is a file.
+        """
+        kind = self._filesystem.get_file_info(self._root).type
+        if kind != fs.FileType.Directory:
+            found = "no such folder" if kind == fs.FileType.NotFound else "is a file; give a folder"
+            raise ConfigError(f"{what} {self.location}: {found}")
+
     def for_writing(self, name: str = "") -> Path:
         """The local path at which a file may be written, locked or removed.
 

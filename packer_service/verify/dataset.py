@@ -34,7 +34,6 @@ from preshard.schemas.dataset.manifest_parts import stored_config
 from preshard.schemas.dataset.measures import MeasureOrder
 from preshard.schemas.dataset.read_manifest import decode_manifest
 from preshard.schemas.errors import (
-    ConfigError,
     FormatError,
     ManifestInvalid,
     ManifestMissing,
@@ -75,8 +74,7 @@ def verify_dataset(
     """
     require_answer("DATASET", location)
     folder, faults, checked = Folder(location), Faults(), Counter[str]()
-    if not folder.exists():
-        raise ConfigError(f"DATASET {location}: no such folder")
+    folder.require("DATASET")
     try:
         manifest = _read_manifest(folder)
         config = stored_config(manifest)

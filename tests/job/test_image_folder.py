@@ -96,7 +96,7 @@ def test_an_image_that_is_missing_says_where_it_was_looked_for(tmp_path: Path, m
         show_document(["a"], CONFIG, row="2")
     with pytest.raises(RejectedError, match=r"none.png: no such file in the folder of a/llava.json$"):
         show_document(["a"], CONFIG, row="3")
-    with pytest.raises(RejectedError, match=r"no such file in the media root and the folder of a/llava.json$"):
+    with pytest.raises(RejectedError, match=r"no such file in the media root or the folder of a/llava.json$"):
         show_document(["a"], CONFIG, row="3", media=AllowedMedia.of(["a"], ["a/images"]))
     folder(Path("b"), [], [said("none.png"), said("z.png")])
     doubt = (

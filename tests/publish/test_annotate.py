@@ -150,7 +150,7 @@ def test_where_asks_for_what_was_joined(dataset: Path, tmp_path: Path, capsys: p
         main(["annotate", str(dataset), table])
     said = capsys.readouterr().out
     assert "day, licence, n, ok, quality, zip of 30 of 60 documents" in said
-    assert f"1 rows of {table} match no packed document" in said
+    assert f"1 row of {table} matches no packed document" in said
     out = packed(dataset, tmp_path / "good", ["where=quality > 0.5 and q < 50 and licence = 'MIT'"])
     good = {f"{i:03}" for i in range(0, N, 4) if i / N > 0.5 and i < 50}
     assert good
@@ -209,9 +209,12 @@ def test_annotations_of_another_dataset_are_no_source(made: Path, dataset: Path,
 
 REFUSED: dict[str, tuple[dict[str, list[Any]], str]] = {
     "id twice": ({"doc_id": ["001", "001"], "a": [1, 2]}, "doc_id '001' has 2 rows"),
-    "no id": ({"doc_id": ["001", None], "a": [1, 2]}, "1 rows have no doc_id"),
-    "no such id": ({"doc_id": ["1"], "a": [1]}, "none of its 1 ids, such as '1', is in DATASET .* such as '0"),
-    "no such column": ({"id": ["001"], "a": [1]}, "has 0 columns 'doc_id', not one; it has id, a"),
+    "no id": ({"doc_id": ["001", None], "a": [1, 2]}, "doc_id is null in 1 row; leave them out"),
+    "no such id": (
+        {"doc_id": ["1"], "a": [1]},
+        "its 1 id, such as '1', against documents such as '0",
+    ),
+    "no such column": ({"id": ["001"], "a": [1]}, "has no column 'doc_id', only id, a; --on COLUMN names the one"),
     "only ids": ({"doc_id": ["001"]}, "has no column besides 'doc_id'"),
     "a list": ({"doc_id": ["001"], "a": [[1]]}, "a has the type list<.*; legal are .* leave it out with --column"),
     "infinite": ({"doc_id": ["001"], "a": [float("inf")]}, "a holds an infinite number"),

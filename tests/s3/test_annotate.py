@@ -24,7 +24,7 @@ def test_a_bucket_gets_the_bytes_of_a_folder(store: Any, tiny_dataset: Path, tmp
     (tables / "other.csv").write_text("doc_id,n\nnowhere,1\n")
     here = Path(shutil.copytree(tiny_dataset, tmp_path / "here"))
     there, given = store.upload(here, "annotated"), store.upload(tables, "tables")
-    with pytest.raises(ConfigError, match="none of its 1 ids"):
+    with pytest.raises(ConfigError, match="its 1 id, such as"):
         annotate(there, join(given, "other.csv"), on="doc_id")
     assert "annotations.parquet" not in store.files("annotated")
     annotate(str(here), str(tables / "given.parquet"), on="doc_id")

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 def cli(**given: Any) -> TrainConfig:
-    """Trains a Hugging Face model on a packed dataset. Each rank reads only its own part of each pack."""
+    """Train a Hugging Face model on a packed dataset. Each rank reads only its own part of each pack."""
     return make_config({name: value for name, value in given.items() if value is not None})
 
 

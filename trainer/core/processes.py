@@ -176,9 +176,10 @@ def _place(device: str) -> torch.device:
     if device == "cpu" or (device == "auto" and not count):
         return torch.device("cpu")
     if local_rank >= count:
+        fewer = f"start at most {several(count, 'process')} per machine, or " if count else ""
         raise ConfigError(
-            f"--device is {device}; process {local_rank} of this machine has no CUDA device of its own, as there are "
-            f"only {count}: start at most {several(count, 'process')} per machine, or give --device cpu"
+            f"--device is {device}, and this machine has {several(count, 'CUDA device')}, none for its process "
+            f"{local_rank}: {fewer}give --device cpu"
         )
     return torch.device("cuda", local_rank)
 

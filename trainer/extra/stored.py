@@ -58,7 +58,7 @@ def check_folder(folder: Path) -> None:
         )
     if (folder / "config.json").is_file():
         return
-    if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+    if not folder.exists() and re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(folder)):
         remedy = f"get it with hf download {folder} --local-dir {folder.name}, and give --model {folder.name}"
     elif folder.is_file():
         remedy = f"it is a file: give --model {folder.parent}"

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from preshard.waiting import Waiting
+from preshard.waiting import Waiting, with_home
+
+__all__ = ["begin", "doing", "end", "with_home"]
 
 _line: list[Waiting] = []
 

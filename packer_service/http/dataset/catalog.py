@@ -13,7 +13,7 @@ from preshard.packer_service.http.dataset.reader import ServedDataset, Stamps, l
 from preshard.packer_service.http.models.datasets import DatasetEntry, name_below_root
 from preshard.packer_service.http.problems import ProblemError, damaged, no_dataset, unfinished
 from preshard.packer_service.shards.store import Folder, require_answer
-from preshard.schemas.errors import ConfigError, PreshardError
+from preshard.schemas.errors import PreshardError
 from preshard.schemas.files.filesystem import split_query
 from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.manifest import FIGURES, MANIFEST, PLANNED, RUN, SHARDS, WORK
@@ -57,8 +57,7 @@ Found = ServedDataset | Unfinished | Damaged
 def require_root(root: str) -> None:
     """Raises ConfigError unless there is such a folder."""
     require_answer("ROOT", root)
-    if not Folder(root).exists():
-        raise ConfigError(f"ROOT {root}: no such folder")
+    Folder(root).require("ROOT")
 
 
 def name_of(path: str, root: str) -> str:

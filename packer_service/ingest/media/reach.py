@@ -319,7 +319,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 def _looked_in(base: MediaReach) -> str:
     """The folders of a reach; never where they lie, so that rejects read the same on every machine."""
     own = f"the folder of {base.file}"
-    return f"{'the media root' if len(base.others) == 1 else 'the media roots'} and {own}" if base.others else own
+    return f"{'the media root' if len(base.others) == 1 else 'the media roots'} or {own}" if base.others else own
 
 
 def _open_first(locations: Sequence[str]) -> tuple[BinaryIO, int]:

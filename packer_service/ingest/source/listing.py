@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
+from itertools import islice, takewhile
+from pathlib import Path
 
 from pyarrow import fs
 
@@ -44,9 +45,14 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
 from preshard.schemas.files.printed import several, without_secrets
 from preshard.schemas.manifest import MANIFEST, WORK
+from preshard.schemas.worded import meant
 
 LOOKING = 16
 """Files looked at at the same time: each takes a request or two in an object store."""
+
+MOST_NAMES = 10_000
+"""Files of a folder among which one is looked for that a mistyped name may stand for."""
+
 SHOWN = 5
 """Names of a list that a line on the screen shows."""
 
@@ -291,6 +297,14 @@ def _there(option: str, location: str) -> str:
     return location if is_remote(location) else path
 
 
+def _meant(source: str, path: str) -> str:
+    """The name beside a local path that comes near it, as a question, if any does."""
+    if is_remote(source) or not Path(path).parent.is_dir():
+        return ""
+    beside = islice(Path(path).parent.iterdir(), MOST_NAMES)
+    return meant(Path(path).name, sorted(each.name for each in beside))
+
+
 def _media_root(source: str, files: Sequence[SourceFile]) -> str:
     """The folder of a source: itself, that of its pattern, or the one that holds its only file."""
     root = root_of(source)
@@ -342,7 +356,7 @@ def _entries(source: str) -> Iterator[tuple[str, fs.FileInfo]]:
         filesystem, path = locate(root)
         info = filesystem.get_file_info(path)
         if info.type == fs.FileType.NotFound:
-            raise ConfigError("no such file or folder")
+            raise ConfigError(f"no such file or folder{_meant(source, path)}")
         if info.type != fs.FileType.Directory:
             yield "", info
             return

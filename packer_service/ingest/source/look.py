@@ -232,7 +232,7 @@ def missing_of(file: SourceFile, named: Sequence[str], typed: Mapping[str, str])
     folder = posixpath.join(source, inside) if "/" in file.label else posixpath.dirname(source) or "."
     folder = folder.rstrip("/") or "/"
     named_folder = "this folder" if folder == "." else folder
-    where = f"the media root and {named_folder}" if file.media_root else named_folder
+    where = f"the media root or {named_folder}" if file.media_root else named_folder
     for looked, spelled in dict.fromkeys([(file.folder, folder), *([(_root(file, inside), source)] if inside else [])]):
         found = found_below(looked, named[0])
         if found is not None:

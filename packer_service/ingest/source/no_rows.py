@@ -31,6 +31,8 @@ def without_files(source: str, paths: Sequence[str]) -> str:
         source: as the command names it.
         paths: of its files, relative to it; that of a source which is itself a file is empty.
     """
+    if is_medium(source) and list(paths) == [""]:
+        return "is an image or video and no file of rows; give the rows that name it, or its folder"
     if any(is_medium(path) for path in paths):
         needs = "write a.txt beside each a.jpg, or one metadata.jsonl with the columns file_name and text"
         return f"holds images or videos and no rows; {needs}"
@@ -38,7 +40,9 @@ def without_files(source: str, paths: Sequence[str]) -> str:
     if len(names) == 1 and names[0].endswith(".idx"):
         return "is an index; give its .bin"
     legal = ", ".join([*SUFFIXES, *WHOLE_SUFFIXES])
-    reason = f"holds no file that ends in {legal}, or one of these with {' or '.join(CODECS)} behind it"
+    is_file = list(paths) == [""]
+    reason = "is no file of rows; these end" if is_file else "holds no file of rows; these end"
+    reason += f" in {legal}, or one of these with {' or '.join(CODECS)} behind it"
     remedy = next((remedy for name in names if (remedy := _remedy(name))), None)
     return reason if remedy is None else f"{reason}; {remedy}"
 

@@ -100,7 +100,7 @@ def test_wrong_sources_are_named(tmp_path: Path) -> None:
     """Fails when a mistyped path gives an empty dataset."""
     with pytest.raises(ConfigError, match="no such file or folder"):
         list_sources([str(tmp_path / "nowhere")])
-    with pytest.raises(ConfigError, match="holds no file that ends in"):
+    with pytest.raises(ConfigError, match="holds no file of rows; these end in"):
         list_sources([str(tmp_path)])
     (tmp_path / "x.parquet").write_bytes(b"no")
     with pytest.raises(ConfigError, match="is not a Parquet file"):

@@ -184,7 +184,7 @@ def test_patterns_match_as_a_shell_does(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(listed(f"file://{tmp_path}/*/1.jsonl").files) == 2
     monkeypatch.chdir(tmp_path / "a")
     assert len(listed("*.jsonl").files) == 2
-    with pytest.raises(ConfigError, match="holds no file that ends in"):
+    with pytest.raises(ConfigError, match="holds no file of rows; these end in"):
         listed(tmp_path / "*.nothing")
     os.rename("1.jsonl", "[1].jsonl")  # noqa: PTH104
     assert len(listed(tmp_path / "a" / "[1].jsonl").files) == 1  # a file of that very name

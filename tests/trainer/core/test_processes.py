@@ -62,7 +62,7 @@ def test_processes_that_agree_start() -> None:
 def test_one_process_without_a_gpu_stops_all_of_them() -> None:
     """Fails when only the process without a device stops: the others would wait for it in NCCL."""
     first, *others = _agree(["cpu", "cuda"])
-    assert "process 0 of this machine has no CUDA device of its own" in first
+    assert "this machine has 0 CUDA devices, none for its process 0: give --device cpu" in first
     assert others == [first]
 
 
