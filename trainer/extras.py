@@ -33,6 +33,7 @@ EXTRAS = {
     "waiting": "what is said of a step: what comes before it, while nothing is printed",
     "wording": "what is said of a step: what may be given in place of a wrong option",
     "work": "what is said of a step: its operations, and their balance over ranks",
+    "meeting": "where ranks are: how they meet, and what keeps them from it",
     "compiled": "what is on the device: fused blocks",
     "dry_run.report": "what is on the device: a step of one rank, counted without any",
     "memory_check": "what is on the device: whether it fits, and what `--recompute auto` takes",

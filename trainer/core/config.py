@@ -41,6 +41,9 @@ NEEDS = {
 }
 """Options that mean nothing without another one: the other, and what to add."""
 
+OF_A_MACHINE = ("data", "eval_data", "model", "cache_dir", "metrics", "report_dir", "profile", "checkpoint", "export")
+"""Options that may differ between ranks: paths. What lies there must be the same, where all read it."""
+
 
 class TrainConfig(BaseModel):
     """One run of ``preshard.train``. Each field is the option of the same name."""
@@ -106,7 +109,7 @@ class TrainConfig(BaseModel):
     min_lr: float = Field(0.1, ge=0, le=1, description="Learning rate of the last step, as a fraction of the peak.")
     warmup: int = Field(10, ge=0, description="Steps over which the learning rate rises to its peak.")
     weight_decay: float = Field(0.1, ge=0, description="Weight decay of matrices; none for vectors and embeddings.")
-    clip: float = Field(1.0, gt=0, description="Gradient norm above which gradients are scaled down.")
+    clip: float = Field(1.0, ge=0, description="Gradient norm above which gradients are scaled down; 0 is never.")
     loss: Literal["next_token", "dpo"] = Field(
         "next_token", description="What is learnt: the next token, or to prefer chosen to rejected answers."
     )

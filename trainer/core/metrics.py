@@ -242,7 +242,8 @@ def describe_start(job: Job, world_size: int) -> str:
     if job.memory is not None:
         taken += f"; {job.memory.in_short()}"
     if job.checkpoint is not None:
-        return f"{ranks}; continuing after step {job.start.step} from {job.checkpoint}; {taken}"
+        last = ", the last one," if job.start.step == config.steps else ""
+        return f"{ranks}; continuing after step {job.start.step}{last} from {job.checkpoint}; {taken}"
     empty = f" (no checkpoint in {config.checkpoint})" * config.resume
     return f"{ranks}; starting at step 1{empty}; {taken}"
 

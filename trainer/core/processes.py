@@ -6,20 +6,17 @@ import os
 import time
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.printed import several
+from preshard.trainer.extras import load_extra
 
 STORE_STAYS_SECONDS = 1.0
 """Seconds for which a store is kept for others that fail together with its process: ranks that meet the same damage do
 so in the same step. Those that fail because this one is gone come later, and are not waited for."""
-
-ASK_AGAIN_SECONDS = 0.05
-"""Seconds until a process that waits for others on the store asks again."""
 
 STORE_OF_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """Variable that torchrun sets to ``True`` where it keeps the store itself; else the first process does."""
@@ -79,13 +76,9 @@ def start_processes(device: str) -> Processes:
 
     Raises:
         ConfigError: a process should compute on CUDA and has no device for it, or only some have one. Every process
-            raises it, and they have met all the same: :func:`joined` says which this is.
+            raises it, and they have met all the same: :func:`joined` says which this is. Or they cannot meet.
     """
-    store: dist.Store = dist.HashStore()
-    rank, world_size = 0, 1
-    if "RANK" in os.environ:
-        shared, rank, world_size = next(dist.rendezvous("env://"))
-        store = dist.PrefixStore(fresh_name(shared, rank, world_size), shared)
+    store, rank, world_size = load_extra("meeting").meet()
     try:
         place = agree_on_device(store, rank, world_size, device)
     except ConfigError:
@@ -105,31 +98,6 @@ def start_processes(device: str) -> Processes:
     return Processes(rank=rank, world_size=world_size, device=place, store=store)
 
 
-def fresh_name(store: dist.Store, rank: int, world_size: int) -> str:
-    """A name that all processes of this attempt agree on, and no earlier one has had. All of them call this.
-
-    torchrun starts a failed job again on a store with the keys of the attempt before, among them addresses of processes
-    that are gone. Its count of restarts does not tell attempts apart: agents of several machines count for themselves,
-    and one that only follows another's restart does not count it.
-
-    A process is sure once its own fresh name is in the list that the first process makes of all names. The first one
-    makes it again until all are, as it may find names of the attempt before; its own is then that of the attempt.
-    """
-    own = uuid4().hex
-    store.set(f"name/{rank}", own)
-    everyone = range(world_size)
-    while True:
-        if rank == 0:
-            store.set("names", " ".join(store.get(f"name/{other}").decode() for other in everyone))
-        names = store.get("names").decode().split()
-        if len(names) == world_size and names[rank] == own:
-            store.set(f"seen/{rank}", names[0])
-            seen = [f"seen/{other}" for other in everyone]
-            if rank or (store.check(seen) and all(store.get(each).decode() == own for each in seen)):
-                return names[0]
-        time.sleep(ASK_AGAIN_SECONDS)
-
-
 def let_segments_grow() -> None:
     """Asks torch's allocator on CUDA for segments that grow, unless the user has set it: packs differ in their images,
     and memory between segments of fixed sizes is lost. It has an effect until the first tensor is there.
@@ -139,7 +107,11 @@ def let_segments_grow() -> None:
 
 
 def joined() -> Processes:
-    """This process among those that have met, where they compute nothing because something does not fit."""
+    """This process among those that have met, where they compute nothing because something does not fit; alone, if they
+    cannot meet.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return Processes(
         rank=dist.get_rank(), world_size=dist.get_world_size(), device=torch.device("cpu"), store=dist.HashStore()
     )
@@ -231,8 +203,7 @@ def first_difference(seen: dict[str, str]) -> str | None:
     for name, of_first in ranks[0].items():
         for rank, other in enumerate(ranks):
             if other[name] != of_first:
-                return (
-                    f"{name} is {of_first} on rank 0 and {other[name]} on rank {rank}; "
-                    "all ranks must see the same files: give paths of a filesystem that they share"
-                )
+                files = "all ranks must see the same files: give paths of a filesystem that they share"
+                remedy = "give all ranks the same options" if name.startswith("--") else files
+                return f"{name} is {of_first} on rank 0 and {other[name]} on rank {rank}; {remedy}"
     return None

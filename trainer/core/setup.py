@@ -15,7 +15,7 @@ from preshard.schemas.files.printed import several
 from preshard.trainer.attention.bind import check_heads
 from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.core.checkpoint import RunState, find_checkpoint, read_run_state
-from preshard.trainer.core.config import DTYPES, TrainConfig
+from preshard.trainer.core.config import DTYPES, OF_A_MACHINE, TrainConfig, option
 from preshard.trainer.core.export import check_export
 from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.optimizer import OwnRate
@@ -68,11 +68,11 @@ class Job:
     def rank_invariants(self) -> dict[str, str]:
         """Facts that every rank must have found the same, by their names."""
         second = self.evaluation
-        return {
+        given = {option(name): str(value) for name, value in self.config if name not in OF_A_MACHINE}
+        return given | {
             "the dataset": str(self.start.data["dataset_id"]),
             "the dataset of --eval-data": "none" if second is None else str(second.state_dict()["dataset_id"]),
             "the newest checkpoint": "none" if self.checkpoint is None else self.checkpoint.name,
-            "what --recompute auto takes": self.config.recompute,
             "the checkpoint's position": f"epoch {self.start.data['epoch']}, pack {self.start.data['position']}",
         }
 
@@ -125,6 +125,11 @@ def prepare(
     if checkpoint is not None:
         resumed = read_run_state(checkpoint)
         resumed.check_same_run(start, checkpoint)
+        if resumed.step > config.steps:
+            raise ConfigError(
+                f"--steps is {config.steps}, and {checkpoint} is of a later step: give --steps {resumed.step} or more, "
+                "or another --checkpoint folder"
+            )
         dataset.load_state_dict(resumed.data)
         start = resumed
     return Job(

@@ -196,7 +196,8 @@ def apply_gradients(
     shares: Sequence[float] = (),
     of_features: Sequence[nn.Parameter] = (),
 ) -> None:
-    """Turns gradients of the sum into those of the weighted mean, clips them by their norm, and takes the step.
+    """Turns gradients of the sum into those of the weighted mean, clips them by their norm, unless ``clip`` is 0, and
+    takes the step.
 
     Each group of parameters has its share of the learning rate; all have the whole where no shares are given. If no
     token has a loss weight, there is nothing to learn: parameters and optimiser stay as they are. So do
@@ -214,7 +215,7 @@ def apply_gradients(
                 f"on the packs {totals.packs}; "
                 f"resume from a checkpoint with a lower --lr"
             )
-        factor = min(1.0, clip / norm if norm else 1.0) / totals.loss_weight
+        factor = min(1.0, clip / norm if clip and norm else 1.0) / totals.loss_weight
         torch._foreach_mul_(_own_gradients(parameters), factor)
         for number, group in enumerate(optimizer.param_groups):
             group["lr"] = lr * (shares[number] if shares else 1.0)

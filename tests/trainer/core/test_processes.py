@@ -21,9 +21,9 @@ from preshard.trainer.core.processes import (
     Processes,
     agree_on_device,
     first_difference,
-    fresh_name,
     let_segments_grow,
 )
+from preshard.trainer.extra.meeting import fresh_name
 
 
 def _agree(devices: list[str]) -> list[str]:
@@ -86,6 +86,8 @@ def test_ranks_that_see_different_checkpoints_stop_with_one_line(gloo_pool: Any)
     said = gloo_pool.run(seen_on_a_rank, [same[0], {"the newest checkpoint": "none"}], ring=2)
     assert said[0] == said[1]
     assert "the newest checkpoint is step-00000003 on rank 0 and none on rank 1" in said[0]
+    said = gloo_pool.run(seen_on_a_rank, [{"--lr": "1e-05"}, {"--lr": "0.0001"}], ring=2)
+    assert said == ["--lr is 1e-05 on rank 0 and 0.0001 on rank 1; give all ranks the same options"] * 2
 
 
 @pytest.mark.parametrize("left", [(0, 1, 2), (1,), ()], ids=["all had met", "one had", "none had"])

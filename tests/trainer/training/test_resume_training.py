@@ -175,7 +175,12 @@ def _prepare(**options: object) -> Job:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"seed": 1}, "seed 0, not 1"), ({"model": "shallower"}, "of model qwen3"), ({"data": "other"}, "of dataset")],
+    [
+        ({"seed": 1}, "seed 0, not 1"),
+        ({"model": "shallower"}, "of model qwen3"),
+        ({"data": "other"}, "of dataset"),
+        ({"steps": STEPS - 1}, f"of a later step: give --steps {STEPS} or more"),
+    ],
     ids=lambda value: str(value) if isinstance(value, str) else next(iter(value)),
 )
 def test_a_checkpoint_of_another_run_is_refused(
@@ -185,7 +190,9 @@ def test_a_checkpoint_of_another_run_is_refused(
     change: dict[str, object],
     named: str,
 ) -> None:
-    """Fails when a run continues with other packs, parameters or data than it started with."""
+    """Fails when a run continues with other packs, parameters or data than it started with, or exports a model of more
+    steps than it was asked for.
+    """
     changed = dict(change)
     if "model" in change:
         config = {**TEXT_MODEL, "num_hidden_layers": 1}

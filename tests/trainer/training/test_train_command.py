@@ -350,7 +350,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(gloo_pool: Any, texts
     assert [step["loss"] for step in steps_of(tmp_path / "metrics.jsonl")] == [step["loss"] for step in whole]
     names = {path.name for path in (tmp_path / "kept").iterdir()}
     assert names == {"step-00000002", "step-00000003", "damaged-step-00000003"}
-    assert "continuing after step 3" in command()
+    assert "continuing after step 3, the last one, from" in command()
 
 
 MISFITS = {
