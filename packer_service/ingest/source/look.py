@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import posixpath
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
     MEDIA,
     MESSAGES,
     NUMBER,
+    OBJECT,
     OBJECTS,
     OTHER,
     PLACE_COLUMNS,
@@ -42,10 +44,11 @@ from preshard.packer_service.ingest.source.forms.detect import (
     find_form,
     formless,
     kinds_of_row,
+    named,
 )
 from preshard.packer_service.ingest.source.forms.overlooked import overlooked
 from preshard.packer_service.ingest.source.names import root_of
-from preshard.packer_service.ingest.source.no_rows import are_numbered, without_rows
+from preshard.packer_service.ingest.source.no_rows import are_numbered, by_jq, without_rows
 from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -98,7 +101,7 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
     if form is None and columns:
         _check_is_itself(file)
         leave_out = f"{ignore_option(file.label)} leaves the file out"
-        raise ConfigError(f"SOURCE {file.label}: {formless(columns)}; {leave_out}")
+        raise ConfigError(f"SOURCE {file.label}: {_rows_inside(file) or formless(columns)}; {leave_out}")
     form = form or MESSAGES  # no row of it can be read, and each is a reject
     if kind in TABLES:
         columns |= _as_they_are(file, form, columns)
@@ -145,9 +148,23 @@ def form_of_rows(rows: Iterable[Any], label: str, config: PackConfig) -> str:
     return form.name
 
 
+def _rows_inside(file: SourceFile) -> str | None:
+    """Words on the column that holds the rows, as logs of requests and answers of servers do."""
+    row = next((row for row in first_rows(replace(file, columns=None), 1) if isinstance(row, dict)), {})
+    for name, value in row.items():
+        form = detect(kinds_of_row(value)) if isinstance(value, dict) else None
+        if form is not None:
+            inside = f"each {named(name)} reads as {form.title}"
+            if file.kind not in ("jsonl", "json"):
+                return f"{inside}; write its values as rows"
+            path = f".{name}" if name.isidentifier() and name.isascii() else f".[{json.dumps(name)}]"
+            return f"{inside}; write them as rows: {by_jq(path if file.kind == 'jsonl' else f'.[] | {path}', file)}"
+    return None
+
+
 def _as_they_are(file: SourceFile, form: Form, columns: Columns) -> Columns:
     """Kinds, judged by first rows, of the columns that the form does not read and whose types do not tell."""
-    left = [name for name, kind in columns.items() if kind == OTHER and not form.reads(name, columns)]
+    left = [name for name, kind in columns.items() if kind in (OTHER, OBJECT) and not form.reads(name, columns)]
     if not left:
         return {}
     if any(name in PLACE_COLUMNS for name in left):  # their placeholders stand in columns that are read
@@ -284,7 +301,8 @@ def _columns_of(file: SourceFile) -> tuple[str, Columns] | None:
     with _beginning(file) as opened:
         if file.kind != "tar":
             _check_is_utf_8(opened, file)
-        kind = _kind_of_json(opened) if file.kind == "json" else file.kind
+        is_json = file.kind == "json" or (file.kind == "jsonl" and _is_array(opened))
+        kind = _kind_of_json(opened) if is_json else file.kind
         return None if kind is None else (kind, _of_rows(_scanned(opened, file, kind, ROWS)))
 
 
@@ -338,6 +356,15 @@ def _whole(file: SourceFile) -> Iterator[Any]:
         yield opened
 
 
+def _is_array(opened: Any) -> bool:
+    """Whether a file is one array of objects, whatever its name says, and not lines of which the first is a list."""
+    begin = opened.read(BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+    opened.seek(0)
+    line, _, rest = begin.partition(b"\n")
+    is_cut = line.strip() == b"[" or line.rstrip().endswith(b",") or not rest.strip()
+    return is_cut and begin[:1] == b"[" and begin[1:].lstrip()[:1] == b"{"
+
+
 def _kind_of_json(opened: Any) -> str | None:
     """``json`` for an array, ``jsonl`` or ``object`` for lines, None for anything else."""
     opened.seek(0)
@@ -376,8 +403,8 @@ def _kind(kind: pa.DataType) -> str:
     inner = _item(kind) if is_list(kind) else stored_type(kind)
     if pa.types.is_struct(inner) and {field.name for field in inner} == {"bytes", "path"}:
         return MEDIA
-    is_object = is_list(kind) and (pa.types.is_struct(inner) or pa.types.is_map(inner))
-    return OBJECTS if is_object else OTHER
+    is_object = pa.types.is_struct(inner) or pa.types.is_map(inner)
+    return (OBJECTS if is_list(kind) else OBJECT) if is_object else OTHER
 
 
 def _item(kind: pa.DataType) -> pa.DataType:

@@ -75,7 +75,7 @@ def without_rows(file: SourceFile, begin: bytes, *, is_all: bool) -> str:
     members, follows = _members(text)
     is_row = detect(kinds_of_row(members)) is not None and not are_numbered(members.values())
     if is_all and (follows or is_row):
-        return f"{file.label} does not have each object on a line; write it so: {_by_jq('.', file)}"
+        return f"{file.label} does not have each object on a line; write it so: {by_jq('.', file)}"
     keys = ", ".join(named(key) for key in list(members)[:SHOWN_KEYS])
     of_them = f" ({keys}{' ...' if len(members) > SHOWN_KEYS else ''})" if members else ""
     what = f"{file.label} is one object{of_them}"
@@ -83,12 +83,12 @@ def without_rows(file: SourceFile, begin: bytes, *, is_all: bool) -> str:
     if lists := [key for key, value in members.items() if _is_rows(value)]:
         key = max(lists, key=lambda each: len(members[each]))
         path = f".{key}[]" if key.isidentifier() and key.isascii() else f".[{json.dumps(key)}][]"
-        return f"{what}; if {named(key)} holds the rows, write them as lines: {_by_jq(path, file)}"
+        return f"{what}; if {named(key)} holds the rows, write them as lines: {by_jq(path, file)}"
     if _is_columns(values):
         return f"{what} of columns; write rows: {_by_pandas(file)}"
     if values and all(isinstance(value, dict) for value in values):
         path = "to_entries[] | {id: .key} + .value"
-        return f"{what} with a row for each key; write them as lines: {_by_jq(path, file)}"
+        return f"{what} with a row for each key; write them as lines: {by_jq(path, file)}"
     return f"{what} without the columns of a form"
 
 
@@ -106,11 +106,14 @@ def are_numbered(values: Collection[Any]) -> bool:
     )
 
 
-def _by_jq(path: str, file: SourceFile) -> str:
+def by_jq(path: str, file: SourceFile) -> str:
+    """The command that writes what a path of jq gives of a file as lines."""
     name = posixpath.basename(file.label)
     printed = {None: "", "gzip": f"zcat {file_argument(name)} | ", "zstd": f"zstdcat {file_argument(name)} | "}
     given = f" {file_argument(name)}" if file.compression is None else ""
-    return f"{printed[file.compression]}jq -c {shlex.quote(path)}{given} > {shlex.quote(f'{_stem(name)}.jsonl')}"
+    target = f"{_stem(name)}.jsonl"
+    target = f"rows.{name}" if target == name else target  # a shell empties it before jq reads it
+    return f"{printed[file.compression]}jq -c {shlex.quote(path)}{given} > {shlex.quote(target)}"
 
 
 def _by_pandas(file: SourceFile) -> str:

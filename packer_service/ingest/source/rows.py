@@ -70,7 +70,7 @@ def parse_row(
         DocumentError: ``bad_row`` with the field, its value and what is legal, or ``empty``.
     """
     if not isinstance(row, dict):
-        bad(f"the row is {kind_of(row)}, not an object")
+        bad(f"the row is {kind_of(row)}, not an object{_as_rows(row)}")
     given = {key: value for key, value in row.items() if value is not None and key not in config.ignore_columns}
     _check_identity(given)
     found = find_form(form)
@@ -96,6 +96,15 @@ def parse_row(
         kept = tuple((name, kept_value(kind, given.get(name), name)) for name, kind in config.keep_columns)
         document = replace(document, kept=kept)
     return _weighed(document, given["document_weight"]) if "document_weight" in given else document
+
+
+def _as_rows(row: Any) -> str:
+    """Remedy for a row that is a list: of turns, which are a conversation, or of rows, as Qwen's trainer packs them."""
+    if not isinstance(row, list) or not row or not all(isinstance(each, dict) for each in row):
+        return ""
+    turns = "messages" if "role" in row[0] else "conversations" if "from" in row[0] else None
+    program = f"{{{turns}: .}}" if turns else ".[]"
+    return f"; if it is {'a conversation' if turns else 'a list of rows'}, write it as jq -c '{program}' does"
 
 
 def _unfilled(document: Document, form: Form) -> str | None:

@@ -18,6 +18,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
     detect,
     formless,
     kind_of_value,
+    kinds_of_row,
 )
 from preshard.packer_service.ingest.source.forms.overlooked import is_telling
 from preshard.packer_service.ingest.source.rows import parse_row, row_identity
@@ -32,6 +33,13 @@ NO_OBJECT = (3, "words", ["a"], None)
 NO_FILE = (3, "", "x" * 8001, "a\0b", {"file": "x"}, {"bytes": "x"}, "data:image/png;base64,***")
 NO_TIME = ("1", True, [1], float("nan"), 10**400)
 UNKNOWN = ("?",)  # stands for a key that no form knows
+OF_A_CHAT: list[tuple[Place, tuple[Any, ...]]] = [
+    (("system_prompt",), ("Be short.",)),
+    (("functions",), ([{"name": "zoom"}],)),
+    (("kto_tag",), (True, False)),
+    (("label",), (True, False)),
+    (("rejected_response",), ("A dog.",)),
+]
 
 ROWS: dict[str, Row] = {
     "tokens": {
@@ -239,8 +247,10 @@ WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
         (("videos",), (["v.mp4", "w.mp4"], [3])),
         (("audios",), (["a.wav"],)),
         (("messages",), ([{"role": "user", "content": "x"}],)),
+        *OF_A_CHAT,
     ],
     "alpaca": [
+        *OF_A_CHAT,
         (("instruction",), (None, *NO_TEXT)),
         (("input",), NO_TEXT),
         (("output",), (None, *NO_TEXT)),
@@ -270,6 +280,7 @@ WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
         (("nframes",), (8,)),
         (("max_frames",), (8,)),
         (("context",), ("It is said that",)),
+        (("hint",), ("Look left.",)),
         (("choices",), (["A cat", "A dog"],)),
         (("rejected",), ("A dog.",)),
         (("label",), (True,)),
@@ -291,6 +302,7 @@ WRONG: dict[str, list[tuple[Place, tuple[Any, ...]]]] = {
         (("completion",), (None, 3, True, {"a": "b"}, "a\ud800", [])),
         (("chosen",), ("a",)),
         (("rejected",), ("a",)),
+        (("system",), ("Be short.",)),
         (("tools",), ([{"a": 1}],)),
         (("images",), (3, [], ["0.png", "1.png"], [""], "")),
         (("image",), ("0.png",)),
@@ -574,6 +586,8 @@ def test_what_each_form_becomes() -> None:
         {"type": "image", "image": {"bytes": b"x", "path": None}},
         {"type": "image", "image": b"x"},
         {"type": "image", "bytes": b"x"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}},
+        {"type": "image", "image": b"x", "annotations": [], "caption": ""},
     ],
 )
 def test_bytes_in_every_shape(part: Row) -> None:
@@ -607,12 +621,80 @@ def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
         ),
         ({"conversation": []}, "no form reads the column conversation; the nearest is conversations"),
         ({"a": 1, "b": 2}, "no form has the columns a, b"),
+        ({"image": "a.jpg", "prefix": "q", "suffix": "a"}, "--set 'rename_columns={prefix: question, suffix: answer}'"),
+        (
+            {"Figure_path": "a.jpg", "Caption": "c", "Question": "q", "Choice A": "x", "Answer": "A"},
+            "rename_columns={Figure_path: image, Question: question, Answer: answer}' does",
+        ),
+        (
+            {"left.jpg": b"\xff\xd8\xff", "right.jpg": b"\xff\xd8\xff", "json.txt": "c"},
+            '{"left.jpg": image_1, "right.jpg": image_2, "json.txt": caption}',
+        ),
+        ({"imgname": "a.png", "query": "q", "label": "a"}, "{imgname: image, query: question, label: answer}"),
     ],
 )
 def test_columns_without_a_form_are_told_with_the_nearest(row: Row, message: str) -> None:
     """Fails when a source that cannot be packed is measured to its end, or the reason names no way out."""
-    assert detect(columns_of(row)) is None
-    assert re.search(message, formless(columns_of(row)))
+    assert detect(kinds_of_row(row)) is None
+    assert message in formless(kinds_of_row(row)) or re.search(message, formless(kinds_of_row(row)))
+
+
+def test_a_system_prompt_beside_messages_is_their_first_turn() -> None:
+    """Fails when what Anthropic's and Bedrock's files say to the model is left out."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    [found] = one({"system": "Be short.", "messages": turns}, "messages").branches
+    [written] = one({"messages": [{"role": "system", "content": "Be short."}, *turns]}, "messages").branches
+    assert found == written
+    assert one({"system": "", "messages": turns}, "messages") == one({"messages": turns}, "messages")
+
+
+@pytest.mark.parametrize("names", [("A", "B"), ("option_a", "option_b"), ("Choice A", "Choice B"), ("opa", "opb")])
+def test_choices_in_columns_of_their_own_are_not_left_out(names: tuple[str, ...]) -> None:
+    """Fails when a question of VLMEvalKit, MedMCQA or PMC-VQA is packed without what it asks to choose from."""
+    row = {"question": "Which?", "answer": "A", **dict.fromkeys(names, "A cat")}
+    with pytest.raises(DocumentError, match="is not read by questions and answers; write it into the question"):
+        parse_row(row, "question_answer")
+    assert parse_row({"question": "Which?", "answer": "A", "A": "1"}, "question_answer")  # one alone may be anything
+
+
+@pytest.mark.parametrize(
+    "mark", ["<|image_1|>", "<|image|>", "<img>0.png</img>", "<ImageHere>", "<start_of_image>", "<Image>", "<audio>"]
+)
+def test_placeholders_of_other_models_are_no_text(mark: str) -> None:
+    """Fails when a placeholder that nothing fills is learnt, with or without an image in front of it."""
+    turns = [{"role": "user", "content": f"{mark} a"}, {"role": "assistant", "content": "b"}]
+    assert parse_row({"messages": turns}).unfilled[0] == mark
+    for row, form in (
+        ({"question": f"{mark} a", "answer": "b", "image": "0.png"}, "question_answer"),
+        ({"caption": f"{mark} a", "image": "0.png"}, "caption"),
+    ):
+        with pytest.raises(DocumentError, match=re.escape(f"a text has {mark}, which stands for no image here")):
+            parse_row(row, form)
+    html = [{"role": "user", "content": 'Mend <img src="0.png"> and <imagine>.'}, turns[1]]
+    assert parse_row({"messages": html}).unfilled == ()
+
+
+def test_empty_fields_of_turns_that_have_none_leave_nothing_out() -> None:
+    """Fails when what OpenAI's library and other writers put into every turn rejects all rows."""
+    empty = {"annotations": [], "refusal": None, "function_call": None, "reasoning_content": "", "tool_call_id": ""}
+    asked = {"role": "user", "content": "a"}
+    turns = [{**asked, **empty}, {"role": "assistant", "content": "b", **empty, "reasoning_content": "c"}]
+    plain = [asked, {"role": "assistant", "content": "b", "reasoning_content": "c"}]
+    assert parse_row({"messages": turns}) == parse_row({"messages": plain})
+
+
+@pytest.mark.parametrize(
+    ("row", "program"),
+    [
+        ([{"role": "user", "content": "a"}], "{messages: .}"),
+        ([{"from": "human", "value": "a"}], "{conversations: .}"),
+        ([{"conversations": []}], ".[]"),
+    ],
+)
+def test_a_row_that_is_a_list_says_what_makes_rows_of_it(row: Any, program: str) -> None:
+    """Fails when somebody whose lines are conversations, or rows packed as by Qwen's trainer, is shown no way out."""
+    with pytest.raises(DocumentError, match=re.escape(f"jq -c '{program}' does")):
+        parse_row(row)
 
 
 KEYS = ["type", "text", "role", "from", "value", "url", "name", "id", "messages", "content"]

@@ -95,6 +95,39 @@ def test_first_rows_that_would_all_be_rejected_are_told(tmp_path: Path, rejected
     assert listed(tmp_path, ignore=["a.*", "b.*"], form="text").doubts[0].startswith(f"{tmp_path.name}/c.parquet: each")
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_under_the_name_of_lines_is_an_array(tmp_path: Path, indent: int | None) -> None:
+    """Fails when the lines of an array are rejects, or its only line is a row."""
+    (tmp_path / "a.jsonl").write_text(json.dumps([TEXT, TEXT], indent=indent), encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text(f"[\n{json.dumps(TEXT)},\n{json.dumps(TEXT)}\n]\n", encoding="utf-8")
+    for name in ("a.jsonl", "b.jsonl"):
+        found = listed(tmp_path / name)
+        assert [len(list(read_fragment(each).rows)) for each in list_fragments(found.files)] == [2]
+        assert not found.doubts
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "program"),
+    [
+        ("a.jsonl", {"custom_id": "1", "body": {"model": "m", **CHAT}}, "jq -c .body a.jsonl > rows.a.jsonl"),
+        ("a.json", {"row_idx": 0, "row": {"question": "a", "answer": "b"}}, "jq -c '.[] | .row' a.json > a.jsonl"),
+    ],
+)
+def test_rows_inside_of_a_column_are_told(tmp_path: Path, name: str, row: dict[str, Any], program: str) -> None:
+    """Fails when each request of a batch is a reject, or no way out is named."""
+    (tmp_path / name).write_text(json.dumps([row] if name == "a.json" else row) + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        listed(tmp_path / name)
+    assert program in str(refused.value)
+
+
+def test_contents_of_parts_are_no_text(tmp_path: Path) -> None:
+    """Fails when Gemini's turns are taken for pre-training text, each a reject."""
+    write(tmp_path / "a.jsonl", {"contents": [{"role": "user", "parts": [{"text": "a"}]}]})
+    with pytest.raises(ConfigError, match="contents of parts are Gemini's turns; write them as messages: jq -c"):
+        listed(tmp_path / "a.jsonl")
+
+
 @pytest.mark.parametrize("write_file", ["a.jsonl", "a.parquet"])
 def test_columns_of_no_form_end_the_command(tmp_path: Path, write_file: str) -> None:
     """Fails when half a preference is measured row by row before the command says that it cannot pack it."""

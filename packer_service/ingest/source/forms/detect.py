@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -32,8 +33,8 @@ IDENTITY = ("id", "source", "document_weight")
 
 Columns = Mapping[str, str]
 """Names of columns, each with the kind of what it holds, as :func:`kind_of_value` says it."""
-KINDS = FLAG, NUMBER, OTHER, OBJECTS, MEDIA, PLACES = (
-    "flag", "number", "other", "list of objects", "media", "values of places"
+KINDS = FLAG, NUMBER, OTHER, OBJECT, OBJECTS, MEDIA, PLACES = (
+    "flag", "number", "other", "object", "list of objects", "media", "values of places"
 )  # fmt: skip
 """The later ones tell more of a column whose rows differ."""
 
@@ -45,6 +46,8 @@ def kind_of_value(value: Any) -> str:
     """The kind of a value of a row, but for media, which take longer to tell."""
     if isinstance(value, int | float):
         return FLAG if isinstance(value, bool) else NUMBER
+    if isinstance(value, dict):
+        return OBJECT
     return OBJECTS if isinstance(value, list) and dict in set(map(type, value)) else OTHER  # of ids, thousands
 
 
@@ -109,6 +112,8 @@ class Form:
             return any(name in columns and self.reads(name, columns) for name in beside)
         if column == "frames" and columns.get("frames") in (NUMBER, FLAG):
             return False  # how many a video has
+        if column == "system" and self.name == "messages" and "messages" not in columns:
+            return False
         if (kind := numbered_column(column)) is not None:
             alone = not any(name in columns for name in COLUMNS[kind])
             return self._has(kind) and alone and columns.get(column) not in (NUMBER, FLAG)
@@ -118,9 +123,15 @@ class Form:
         return self.more is None or column in self.more or any(column in group for group in self.needs)
 
 
+_NO_OBJECTS = {(name, kind) for name in ("body", "content", "contents") for kind in (OBJECT, OBJECTS)}
+_NO_OBJECTS.add(("annotations", OBJECTS))
+
+
 def present(columns: Columns) -> list[str]:
-    """The columns that may show a form: ``annotations`` of objects are those of COCO, and no conversations."""
-    return [name for name, kind in columns.items() if (name, kind) != ("annotations", OBJECTS)]
+    """The columns that may show a form: ``contents`` of objects are Gemini's, a ``body`` is a request, ``annotations``
+    of objects are those of COCO, and none is a text or a conversation.
+    """
+    return [name for name, kind in columns.items() if (name, kind) not in _NO_OBJECTS]
 
 
 _CHAT = (*MEDIA_COLUMNS, "tools")
@@ -145,7 +156,7 @@ FORMS: tuple[Form, ...] = (
         name="messages",
         title="messages, text or annotations",
         needs=(("messages",), ("annotations",)),
-        more=("text", "media", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS),
+        more=("text", "media", "system", *MEDIA_COLUMNS, *TEMPLATE_COLUMNS),
         parse=dialogues.parse_messages,
     ),
     Form(
@@ -214,7 +225,7 @@ FORMS: tuple[Form, ...] = (
 
 MESSAGES = next(form for form in FORMS if form.name == "messages")
 
-OF_A_PREFERENCE = {"chosen", "rejected", "rejected_response", "rejected_messages"}
+OF_A_PREFERENCE = {*dialogues.PREFERENCES, "rejected_response", "rejected_messages"}
 ALIKE = 0.85
 """Least similarity of two names of which one may have been meant (:mod:`difflib`)."""
 SHOWN_COLUMNS = 8
@@ -255,6 +266,41 @@ def named(column: str) -> str:
     return column if column.isidentifier() else json.dumps(column, ensure_ascii=False)[:SHOWN_CHARACTERS]
 
 
+_OTHER_NAMES = {
+    "question": ("question", "prefix", "problem", "query"),
+    "answer": ("answer", "suffix", "label", "solution", "ground_truth", "target"),
+    "caption": ("caption", "captions", "text", "title", "alt", "alt_text", "sentence", "report"),
+}
+"""Names, in small letters, under which other people's files have the columns of a form."""
+_FILE_NAME = re.compile(r"(?i)(image|img|figure|video)s?[ _]?(path|name|file)")
+
+
+_OF_GEMINI = (
+    '{system: [.systemInstruction.parts[]?.text] | join("\\n"), messages: [.contents[] | '
+    '{role: (if .role == "model" then "assistant" else .role end), content: [.parts[] | '
+    'if .text then {type: "text", text} else {type: "image", image: (.fileData.fileUri // .inlineData.data)} end]}]}'
+)
+"""Program for ``jq`` that makes a row of the form ``messages`` of one of Gemini's."""
+
+
+def _renamed(columns: Columns) -> dict[str, str]:
+    """New names under which the columns of a file have a form that reads its images, if there are such names."""
+    media = [name for name, kind in columns.items() if kind == MEDIA or _FILE_NAME.fullmatch(name)]
+    kind = "video" if any("video" in name.lower() for name in media) else "image"
+    shown = {name: kind if len(media) == 1 else f"{kind}_{i}" for i, name in enumerate(media, 1)}
+    for wanted in (("question", "answer"), ("caption",)):
+        found = dict[str, str]()
+        for new in wanted:
+            endings = (".txt",) if new == "caption" else ()
+            alike = [old for old in columns if old.lower() in _OTHER_NAMES[new] or old.lower().endswith(endings)]
+            found |= {old: new for old in alike[:1] if columns[old] == OTHER}
+        names = {old: new for old, new in (shown | found).items() if old != new}
+        form = detect({names.get(name, name): kind for name, kind in columns.items()})
+        if len(found) == len(wanted) and names and form is not None:
+            return names
+    return {}
+
+
 def formless(columns: Columns) -> str:
     """Reason why rows with these columns have no form, and what comes nearest."""
     if found := sorted(OF_A_PREFERENCE & columns.keys()):
@@ -262,6 +308,17 @@ def formless(columns: Columns) -> str:
         return f"{' and '.join(found)} alone is not a preference; {nearest}"
     if "completions" in columns:
         return "completions are steps, each with a label, which cannot be packed; give prompt and completion"
+    if columns.get("contents") == OBJECTS:
+        return f"contents of parts are Gemini's turns; write them as messages: jq -c '{_OF_GEMINI}'"
+    if renamed := _renamed(columns):
+        pairs = ", ".join(f"{named(old)}: {new}" for old, new in renamed.items())
+        them = f"{' and '.join(map(named, renamed))} under {'these names' if len(renamed) > 1 else 'this name'}"
+        return f"no form reads {them}; {set_option(f'rename_columns={{{pairs}}}')} does"
+    return _nearest(columns)
+
+
+def _nearest(columns: Columns) -> str:
+    """The form or name that comes nearest to columns without a form."""
     names = present(columns)
     candidates = [
         (len(has) / len(group), sum(form.reads(name, columns) for name in names), form, has)

@@ -74,8 +74,14 @@ def parse_messages(row: dict[str, Any]) -> Document:
         return text_document(row["text"], "text")
     if form == "annotations":
         return with_loss(_annotated(row))
-    turns = messages(parsed_json(row["messages"], "messages"), "messages")
+    turns = _with_system(row, messages(parsed_json(row["messages"], "messages"), "messages"))
     return filled_document(row, turns, "messages", template_columns(row))
+
+
+def _with_system(row: dict[str, Any], turns: Sequence[Message], system: str = "system") -> Sequence[Message]:
+    """The turns behind the row's system prompt, if it has one."""
+    text = string(row[system], system) if system in row else ""
+    return (Message(role="system", parts=(text,)), *turns) if text else turns
 
 
 def _annotated(row: dict[str, Any]) -> Document:
@@ -116,8 +122,7 @@ def _conversation(
     row: dict[str, Any], turns: Sequence[Message], where: str, system: str = "system", *, in_front: bool = False
 ) -> Document:
     """The turns with the row's system prompt, media and tools."""
-    if system in row and (text := string(row[system], system)):
-        turns = (Message(role="system", parts=(text,)), *turns)
+    turns = _with_system(row, turns, system)
     tools = template_columns({k: row[k] for k in ("tools",) if k in row})
     return filled_document(row, turns, where, tools, in_front=in_front)
 
@@ -125,8 +130,9 @@ def _conversation(
 def _turn(value: Any, where: str) -> Message:
     given = strict_object(value, where, KEYS, "from and value")
     speaker = given.get("from")
+    speaker = speaker.lower() if isinstance(speaker, str) else speaker  # NeMo writes User and Assistant
     if not isinstance(speaker, str) or speaker not in SPEAKERS:
-        bad(f"{where}.from is {shown(speaker)}; legal are {', '.join(SPEAKERS)}")
+        bad(f"{where}.from is {shown(given.get('from'))}; legal are {', '.join(SPEAKERS)}")
     text = string(given.get("value"), f"{where}.value")
     turn: dict[str, Any] = {key: given[key] for key in ("weight", "train") if key in given}
     turn["role"] = SPEAKERS[speaker]

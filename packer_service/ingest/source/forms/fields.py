@@ -72,8 +72,14 @@ def listed(value: Any, where: str) -> list[Any]:
     return value
 
 
+EMPTY: tuple[Any, ...] = ("", [], {})
+"""Values that say nothing."""
+
+
 def strict_object(value: Any, where: str, known: Collection[str], what: str) -> dict[str, Any]:
     """An object without its null fields: Parquet has every field in every row.
+
+    An unknown key with an empty value leaves nothing out: OpenAI's library writes ``annotations: []`` in every answer.
 
     Args:
         value: what the row holds.
@@ -84,7 +90,7 @@ def strict_object(value: Any, where: str, known: Collection[str], what: str) -> 
     if not isinstance(value, dict):
         bad(f"{where} is {kind_of(value)}, not an object with {what}")
     given = {key: field for key, field in value.items() if field is not None}
-    unknown = next((key for key in given if key not in known), None)
+    unknown = next((key for key, field in given.items() if key not in known and field not in EMPTY), None)
     if unknown is not None:
         bad(f"{where} has the unknown key {shown(unknown)}; known are {', '.join(known)}")
     return given

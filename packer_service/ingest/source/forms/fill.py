@@ -24,6 +24,11 @@ _NUMBERED = re.compile(r"(image|img|video)_?[0-9]{1,3}")
 _NUMBER = re.compile(r"[0-9]+$")
 _MARK = re.compile(r"<(image|video)(?:[ _]?([0-9]{1,3}))?>")
 """A placeholder; with a number it names a numbered column, or an entry of a list counted from 1: ``<image 1>``."""
+_OTHER_MARK = re.compile(
+    r"<\|(?:image|video|audio)(?:_[0-9]+)?\|>|<img>[^<>]{0,200}</img>"
+    r"|<(?:ImageHere|image_placeholder|start_of_image|image_soft_token|IMG_CONTEXT|Image|image ?/|audio|sound|speech)>"
+)
+"""Placeholders of other models' data: of Phi and Llama, Qwen-VL, InternLM-XComposer, Janus, Gemma, InternVL."""
 OF_A_PLACE = ("start", "end", "fps", "max_frames", "min_pixels", "max_pixels")
 """Keys by which a part without a file may describe the one that it shows."""
 
@@ -38,10 +43,10 @@ def numbered_column(name: str) -> MediumKind | None:
 
 
 def unfilled_mark(text: str) -> str | None:
-    """The first placeholder of an image or video that a text holds."""
-    if "<image" not in text and "<video" not in text:
+    """The first placeholder of an image, video or sound that a text holds, whoever's data write it so."""
+    if "<" not in text:
         return None
-    found = _MARK.search(text)
+    found = _MARK.search(text) or _OTHER_MARK.search(text)
     return found.group() if found is not None else None
 
 
@@ -84,6 +89,11 @@ class Supply:
         for kind, by_number in _numbered(row, columns).items():
             columns[kind], numbers[kind] = " and ".join(by_number.values()), list(by_number)
             media[kind] = [found for name in by_number.values() for found in _only(row, kind, name)]
+        for part in parts if columns else ():
+            if isinstance(part, str) and (other := _OTHER_MARK.search(part)) is not None:
+                is_sound = other.group().strip("<|>").startswith(("audio", "sound", "speech"))
+                remedy = "sound is not read; leave it out" if is_sound else "write <image> in its place"
+                bad(f"a text has {other.group()}, which stands for no image here; {remedy}")
         marks = {PLACEHOLDERS[kind]: Medium(kind=kind) for kind in columns}
         if "video" in columns and "image" not in columns and not any(_is_place(part) for part in parts):
             marks[PLACEHOLDERS["image"]] = Medium(kind="video")

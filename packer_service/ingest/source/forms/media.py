@@ -32,7 +32,10 @@ MAX_URI = 8000
 MAX_FPS = 1000.0
 """The limit of ``video.fps`` in the configuration."""
 
-PLACES = {"image": ("image", "url", "path", "bytes", "base64"), "video": ("video", "url", "path", "bytes", "base64")}
+PLACES = {
+    "image": ("image", "url", "path", "bytes", "base64", "source"),
+    "video": ("video", "url", "path", "bytes", "base64"),
+}
 """Keys of a part that say where its image or video is; a part has one of them."""
 CLIP = ("start", "end", "video_start", "video_end", "fps", "sample_fps", "max_frames")
 PIXELS = ("min_pixels", "max_pixels")
@@ -106,11 +109,21 @@ def _placed(part: Mapping[str, Any], kind: MediumKind, where: str) -> Medium:
     value = part[name]
     if kind == "video" and isinstance(value, list):
         return frames_video(value, f"{where}.{name}")
+    if name == "source":
+        return _of_anthropic(value, f"{where}.source")
     if name == "bytes":
         return _of_bytes(value, kind, f"{where}.bytes")
     if name == "base64":
         return _of_bytes(value, kind, f"{where}.base64")
     return reference(value, kind, f"{where}.{name}")
+
+
+def _of_anthropic(value: Any, where: str) -> Medium:
+    """An image in Anthropic's form: ``{"type": "base64", "media_type": ..., "data": ...}``, or one with a ``url``."""
+    given = strict_object(value, where, ("type", "media_type", "data", "url"), "data or a url")
+    if "data" in given:
+        return _of_bytes(given["data"], "image", f"{where}.data")
+    return reference(given.get("url"), "image", f"{where}.url")
 
 
 def _index(part: Mapping[str, Any], where: str) -> int:
@@ -197,6 +210,9 @@ def references(value: Any, kind: MediumKind, where: str) -> list[Medium]:
     value = json_or_text(value, where)
     if not isinstance(value, list):
         return [reference(value, kind, where)]
+    if kind == "video" and any(isinstance(item, list) for item in value):
+        part = '{"type": "video", "video": ["0.jpg", "1.jpg"], "fps": 2}'
+        bad(f"{where} holds lists of frames, whose rate is not said; name those of a video in its message, as {part}")
     return [reference(item, kind, f"{where}[{i}]") for i, item in enumerate(listed(value, where))]
 
 

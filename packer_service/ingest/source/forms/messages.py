@@ -81,6 +81,8 @@ def _fields(given: dict[str, Any], role: Role, where: str) -> tuple[tuple[str, s
         if value is None or value == []:  # Parquet and some writers give every turn an empty list
             continue
         if ONLY_OF.get(name, role) != role:
+            if value == "":  # others an empty text
+                continue
             bad(f"{where}.{name} stands in a turn of {role}; only turns of {ONLY_OF[name]} have it")
         if name == "tool_calls":
             _check_calls(value, f"{where}.tool_calls")

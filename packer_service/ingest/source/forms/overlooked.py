@@ -36,12 +36,22 @@ _TELLING = re.compile(
     r"(s|a|um)?([_.]?[0-9]+)?([_.](paths?|urls?|uris?|files?|names?|bytes|lists?|base64|b64))?$"
 )
 _SOUND, _MOVING = re.compile("(?i)audio|speech|sound|wav|mp3|flac"), re.compile("(?i)video|clip|mp4|webm|mkv|mov")
-_OF_A_QUESTION = ("context", "passage", "choices", "options")
+_OF_A_QUESTION = ("context", "passage", "paragraph", "article", "hint", "choices", "options")
 """Columns without which many questions mean something else."""
+_CHOICE = re.compile(r"(?:(?i:choice|option|opt|candidate|distractor)s?[ _.-]?(?:[A-Ha-h]|[0-9]{1,2})|op[a-h]|[A-H])")
+"""Columns of one choice each, as VLMEvalKit (``A``), MedMCQA (``opa``) and PMC-VQA (``Choice A``) have them."""
 _OF_A_PROMPT = (*(name for name in dialogues.QUESTIONS if name != "prompt"), *dialogues.SYSTEMS, "input", "history")
 """Columns that answers belong to, and that the form ``preferences`` reads in ``prompt`` alone."""
 _BELONGS = {"question_answer": ("question", _OF_A_QUESTION), "preferences": ("prompt", _OF_A_PROMPT)}
 """Columns that each form does not read, and where their values belong."""
+_CONVERSATIONS = ("messages", "sharegpt", "alpaca", "prompt_completion", "question_answer")
+_OF_A_CONVERSATION = {
+    **dict.fromkeys(("system", "system_prompt", "system_message", "systemPrompt"), "system"),
+    **dict.fromkeys(("functions", "tools"), "tools"),
+}
+"""Columns that are part of a conversation, and the names under which some forms read them."""
+_VERDICTS = ("label", "kto_tag")
+"""Columns that say whether an answer is good, as TRL, ms-swift and LLaMA-Factory name them."""
 _OF_A_PART = ("fps", "sample_fps", "max_frames", *PIXELS, *NOT_FOLLOWED)
 """Columns that say how an image or video beside them is shown, or how the file itself is."""
 _NAMES_OF_FILES = frozenset(("file", "filename", "filepath", "file_name", "file_path", "key", "name", "path", "title"))
@@ -94,19 +104,36 @@ def _overlooked(form_name: str, given: tuple[tuple[str, str], ...], named_by_use
 
 def _of_another_form(name: str, form: Form, columns: Columns, leave_out: str) -> str | None:
     """Reason why a column may not be left out that changes what the others mean."""
-    if name in OF_A_PREFERENCE and form is not MESSAGES:
+    if name in OF_A_PREFERENCE and (form is not MESSAGES or name not in dialogues.PREFERENCES):
         remedy = "--form preferences reads chosen and rejected, and a prompt"
+        if form is MESSAGES:
+            answer = f'[{{role: "assistant", content: .{name}}}]'
+            sides = f"prompt: .messages[:-1], chosen: .messages[-1:], rejected: {answer}"
+            sides = f"chosen: .messages, rejected: .{name}" if name.endswith("messages") else sides
+            remedy = f"{remedy}: jq -c '. + {{{sides}}} | del(.messages, .{name})'"
         return f"{form.title} does not read the column {name} of a preference; {remedy}; {leave_out}"
-    if (place := _BELONGS.get(form.name)) and name in place[1]:
-        return f"the column {name} is not read by {form.title}; write it into the {place[0]}, or {leave_out}"
-    if name == "label" and columns[name] == FLAG and form.name in ("prompt_completion", "question_answer"):
+    is_choice = form.name == "question_answer" and _is_choice(name, columns)
+    if (place := _BELONGS.get(form.name)) and (name in place[1] or is_choice):
+        return f"the column {named(name)} is not read by {form.title}; write it into the {place[0]}, or {leave_out}"
+    is_conversation = form.name in _CONVERSATIONS and (form is not MESSAGES or "messages" in columns)
+    if name in _VERDICTS and columns[name] == FLAG and is_conversation:
         all_learnt = "says which answers are bad, and all would be learnt; filter the rows"
-        return f"the column label {all_learnt}, or {leave_out}"
+        return f"the column {name} {all_learnt}, or {leave_out}"
+    if is_conversation and (other := _OF_A_CONVERSATION.get(name)):
+        remedy = f"write it into the {'prompt' if form.name == 'prompt_completion' else 'messages'}"
+        if other != name and other not in columns and form.reads(other, columns):
+            remedy = f"{set_option(f'rename_columns={{{name}: {other}}}')} reads it"
+        return f"the column {name} of a conversation is not read by {form.title}; {remedy}, or {leave_out}"
     if columns[name] == PLACES:
         marks = " and ".join(PLACE_COLUMNS[name])
         write = f"write its values into the text in place of {marks}"
         return f"the column {name} holds what {marks} stand for and is not read; {write}, or {leave_out}"
     return None
+
+
+def _is_choice(name: str, columns: Columns) -> bool:
+    """Whether a column holds one choice of a question: there are several."""
+    return bool(_CHOICE.fullmatch(name)) and sum(_CHOICE.fullmatch(each) is not None for each in columns) > 1
 
 
 def _of_media(name: str, form: Form, columns: Columns, leave_out: str) -> str | None:
