@@ -76,7 +76,8 @@ def served_ranges(
     Args:
         folder: what is served.
         before: called with an object's name before each answer, in the thread that serves that connection.
-        fault: called with the method and the object's name for each answer; one of :data:`FAULTS`, or nothing.
+        fault: called with the method and the object's name for each answer; one of :data:`FAULTS`, a status as digits,
+            or nothing.
     """
     for name, value in CREDENTIALS.items():
         os.environ.setdefault(name, value)
@@ -106,8 +107,8 @@ def served_ranges(
                 return
             before(name)
             kind = fault(self.command, name)
-            if kind == "throttled":
-                self._throttle(with_body=with_body)
+            if kind == "throttled" or kind.isdigit():
+                self._refuse(HTTPStatus(int(kind)) if kind.isdigit() else HTTPStatus.SERVICE_UNAVAILABLE, with_body)
                 return
             if kind == "stalled":
                 time.sleep(STALL)
@@ -179,9 +180,10 @@ def served_ranges(
             else:
                 self.connection.sendfile(file, first, size)
 
-        def _throttle(self, *, with_body: bool) -> None:
-            said = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-            self.send_response(HTTPStatus.SERVICE_UNAVAILABLE)
+        def _refuse(self, status: HTTPStatus, with_body: bool) -> None:
+            code = "SlowDown" if status == HTTPStatus.SERVICE_UNAVAILABLE else status.phrase.replace(" ", "")
+            said = f"<Error><Code>{code}</Code><Message>{status.description}</Message></Error>".encode()
+            self.send_response(status)
             self.send_header("Content-Type", "application/xml")
             self.send_header("Content-Length", str(len(said)))
             self.end_headers()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
+import io
 import os
 import shutil
 import signal
@@ -18,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import range_server
 import torch
+from pyarrow import fs
 from range_server import FAULTS, served_ranges
 
 from preshard.packer_service.config import load_config
@@ -123,6 +127,107 @@ def test_a_store_that_never_answers_is_named(tiny_dataset: Path, hangs: bool) ->
         PackedDataset(server.uri, store_timeout=0)
 
 
+@pytest.mark.parametrize("status", ["301", "400", "403"])
+def test_what_asking_again_cannot_mend_ends_at_once(tiny_dataset: Path, status: str) -> None:
+    """Fails when a bucket of another region, an expired token or a lack of rights is asked for two minutes."""
+    planted = set[str]()
+    said = rf": asked once, last: .*(HTTP status {status}|ACCESS_DENIED)"
+    with served_ranges(tiny_dataset, fault=lambda method, _: status if method in planted else "") as server:
+        dataset = PackedDataset(server.uri, **SPLIT, store_timeout=2)
+        planted.add("GET")
+        with pytest.raises(ReaderError, match=r"^s3://folder/shards/.*" + said):
+            next(iter(dataset))
+        planted.add("HEAD")
+        with pytest.raises(ReaderError, match=r"^s3://folder/manifest\.json.*" + said):
+            PackedDataset(server.uri, store_timeout=2)
+
+
+def test_a_size_that_does_not_come_is_asked_for_again(tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the second request beside a slow one waits for the same answer about the shard's size."""
+    monkeypatch.setattr("preshard.trainer.extra.store.LEAST_SLOW", 0.05)
+    held, over = set[str](), threading.Event()
+
+    def hold(method: str, name: str) -> str:
+        if method == "HEAD" and name.startswith("shards") and name not in held:
+            held.add(name)
+            over.wait(30)
+        return ""
+
+    with served_ranges(tiny_dataset, fault=hold) as server:
+        found = list(PackedDataset(server.uri, **SPLIT, store_timeout=2.5))  # below libcurl's own patience
+        over.set()
+    require_equal(found, list(PackedDataset(tiny_dataset, **SPLIT)))
+    assert held
+    ranges = sum(1 + bool(len(batch.images)) for batch in found)
+    assert sum(batch.reads["retries"] for batch in found) >= len(held)
+    assert sum(batch.reads["requests"] for batch in found) >= ranges + 2 * len(held), "sizes count as requests"
+
+
+def test_a_range_may_take_as_long_as_its_bytes(tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when a slow link is taken for one that hangs, and each range is begun anew until the time is over."""
+    monkeypatch.setattr("preshard.trainer.extra.store.STUCK", 0.1)
+    monkeypatch.setattr("preshard.trainer.extra.store.SLOWEST", 1 << 10)
+    monkeypatch.setattr("preshard.trainer.extra.store.LEAST_SLOW", 0.05)
+    monkeypatch.setattr(range_server, "DRIP", 8192)
+    slow: dict[str, Any] = {"fault": lambda method, name: "dripping" * (method == "GET" and name.startswith("shards"))}
+    with served_ranges(tiny_dataset, **slow) as server:
+        batch = next(iter(PackedDataset(server.uri, **SPLIT, store_timeout=20, ahead=0)))
+    assert batch.bytes_read > 4 * 8192, "longer than such a time"
+    assert batch.reads["retries"] == 2, "of two ranges, each asked for twice at most"
+
+
+class Failing(io.BytesIO):
+    """A file of other people's software, which now and then fails in its own way, or keeps wrong bytes."""
+
+    opened = 0
+
+    def __init__(self, content: bytes, name: str) -> None:
+        type(self).opened += "shards" in name
+        self._fails = "shards" in name and self.opened % 2 == 1
+        if "shards" in name and self.opened % 4 == 2:
+            content = content.replace(b"\xff\xd8\xff", b"\xff\xd8\xfe")
+        super().__init__(content)
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self._fails:
+            raise asyncio.InvalidStateError("the payload is not complete")
+        return super().read(size)
+
+
+class OtherPeoples(fs.FSSpecHandler):
+    """A filesystem of fsspec's kind."""
+
+    def open_input_file(self, path: str) -> Any:
+        return pa.PythonFile(Failing(Path(path).read_bytes(), path), mode="r")
+
+
+def test_a_filesystem_fails_in_its_own_way(tiny_dataset: Path) -> None:
+    """Fails when errors that are none of the system's end a run, or what a file has read ahead is not read anew."""
+    filesystem = fs.PyFileSystem(OtherPeoples(None))
+    found = list(PackedDataset(tiny_dataset, **SPLIT, filesystem=filesystem, ahead=0))
+    require_equal(found, list(PackedDataset(tiny_dataset, **SPLIT)))
+    assert Failing.opened > 4
+    assert sum(batch.reads["retries"] for batch in found) > 2
+
+
+def test_the_last_words_of_a_store_are_kept(tiny_dataset: Path) -> None:
+    """Fails when a store that first throttles and then hangs is said to have given no answer."""
+    over, said = threading.Event(), iter([OSError("SlowDown")])
+
+    def ask() -> None:
+        for error in said:
+            raise error
+        over.wait(30)
+
+    with served_ranges(tiny_dataset) as server:
+        store: Any = PackedDataset(server.uri, store_timeout=0.3).files.store
+    with pytest.raises(
+        ReaderError, match=r"manifest\.json.*no usable answer in 0\.3 s \(asked 2 times, last: SlowDown\)"
+    ):
+        store.persist("manifest.json", ask)
+    over.set()
+
+
 def test_what_is_missing_or_short_is_no_fault_of_the_store(tiny_dataset: Path, tmp_path: Path) -> None:
     """Fails when a dataset that is damaged is asked for again until the time is over, or the error is another."""
     shutil.copytree(tiny_dataset, tmp_path / "short")
@@ -133,7 +238,7 @@ def test_what_is_missing_or_short_is_no_fault_of_the_store(tiny_dataset: Path, t
         with pytest.raises(FormatError, match=r"has only .* it was cut short"):
             list(PackedDataset(server.uri, **SPLIT))
         shutil.rmtree(tmp_path / "short" / "shards")
-        with pytest.raises(FormatError, match=r"shards/.*\.tar: is missing"):
+        with pytest.raises(FormatError, match=r"^s3://folder/shards/preshard-\d+\.tar\?.*: is missing"):
             list(PackedDataset(server.uri, **SPLIT))
 
 

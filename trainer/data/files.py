@@ -22,7 +22,7 @@ from preshard.schemas.errors import (
     TableChanged,
     TableMissing,
 )
-from preshard.schemas.files.filesystem import locate, open_regular, read_within
+from preshard.schemas.files.filesystem import join, locate, open_regular, read_within
 from preshard.schemas.files.printed import without_secrets
 from preshard.schemas.manifest import LARGEST_MANIFEST, MANIFEST, SHARDS, ManifestHead
 from preshard.schemas.read_config import ReadConfig, read_config
@@ -154,7 +154,11 @@ class DatasetFiles:
         try:
             return open_regular(self._filesystem, f"{self._root.rstrip('/')}/{name}", name, most)
         except (FileNotFoundError, NotADirectoryError):
-            raise missing(f"{self.location.rstrip('/')}/{name}", f"is missing{why}") from None
+            raise missing(self.address(name), f"is missing{why}") from None
+
+    def address(self, name: str) -> str:
+        """Address of a file, as errors say it."""
+        return join(self.location, *name.split("/"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}

@@ -27,7 +27,7 @@ from preshard.schemas.errors import (
     ShardMissing,
     TableMissing,
 )
-from preshard.schemas.files.filesystem import join, open_regular, read_within
+from preshard.schemas.files.filesystem import FileRefusedError, open_regular, read_within
 from preshard.schemas.files.printed import shown
 from preshard.schemas.manifest import MANIFEST, SHARDS, ManifestHead
 from preshard.trainer.data.pack_index import PACKS_TABLE
@@ -58,8 +58,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 10.0
 SLOW, LEAST_SLOW = 4, 0.2
 """A request is sent a second time after so many times the mean of those before, and after so many seconds at least."""
 
-STUCK = 30.0
-"""Seconds after which both are given up, and asked for again."""
+STUCK, SLOWEST = 30.0, 1 << 20
+"""Seconds after which both are given up, and asked for again, and bytes for each of which a second more is waited."""
 
 DAMAGED = 2
 """Further times that a file is read whose bytes cannot be decoded, or a range that is shorter than its file says."""
@@ -71,12 +71,11 @@ LASTING = (
     "ACCESS_DENIED",
     "NO_SUCH_",
     "INVALID_ACCESS_KEY",
+    "INVALID_ARGUMENT",
     "SIGNATURE",
-    "HTTP status 401",
-    "HTTP status 403",
-    "HTTP status 404",
+    *(f"HTTP status {status}" for status in (301, 400, 401, 403, 404, 405)),
 )
-"""Words of errors that are the same the next time."""
+"""Words of errors that are the same the next time: another region's bucket, or an expired token, among them."""
 
 
 class Store:
@@ -107,20 +106,21 @@ class Store:
         """
         if not self.is_remote:
             return call()
-        until, wait, tries, faults = time.monotonic() + self._timeout, FIRST_WAIT, 0, 0
+        until, wait, tries, faults, fault = time.monotonic() + self._timeout, FIRST_WAIT, 0, 0, ""
         while True:
             tries += 1
             asking = start(call)
             try:
                 return asking.result(max(until - time.monotonic(), 0))
-            except (ManifestMissing, TableMissing):
+            except (ManifestMissing, TableMissing, ReaderError, FileRefusedError):
                 raise
-            except (FormatError, OSError) as error:
+            except Exception as error:  # each filesystem has errors of its own
                 faults += isinstance(error, FormatError)
-                if _lasts(error) or faults > DAMAGED:
+                if faults > DAMAGED:
                     raise
-                if not asking.done() or time.monotonic() + wait > until:
-                    raise self._gave_up(name, tries, str(error)) from None
+                fault, lasts = str(error) or fault, _lasts(error)
+                if lasts or not asking.done() or time.monotonic() + wait > until:
+                    raise self._gave_up(name, tries, fault, lasts=lasts) from None
             _pause(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
@@ -176,6 +176,7 @@ class Store:
                 faults += 1
                 if faults > DAMAGED or not (self.is_remote or reading.counts["cached_bytes"]):
                     raise
+            self.close()  # what a file has read ahead may be what is wrong
             reading.start_afresh()
 
     def read_range(self, name: str, offset: int, size: int, counts: dict[str, int], *, fresh: bool) -> bytes:
@@ -212,7 +213,9 @@ class Store:
             tries += 1
             try:
                 data = self._ask_twice(name, offset, size, counts, until)
-            except OSError as error:
+            except FormatError:
+                raise
+            except Exception as error:
                 if not self.is_remote:
                     raise
                 fault, is_last = str(error), _lasts(error)
@@ -220,7 +223,7 @@ class Store:
                 if len(data) == size:
                     return data
                 fault, is_last = f"gave {len(data)} of the {size} bytes from byte {offset}", tries > DAMAGED
-                if is_last and self._opened(name).size() < offset + size:
+                if is_last and self._opened(name, counts).size() < offset + size:
                     found = f"has only {len(data)} of the {size} bytes from byte {offset}: it was cut short"
                     raise ShardChanged(name, found)
                 is_last = is_last and not self.is_remote
@@ -233,18 +236,18 @@ class Store:
                 self._open.pop(name, None)
 
     def _gave_up(self, name: str, tries: int, fault: str, *, lasts: bool = False) -> ReaderError:
-        where, tried = join(self._files.location, *name.split("/")), "once" if tries == 1 else f"{tries} times"
+        tried = "once" if tries == 1 else f"{tries} times"
         said = f"asked {tried}, last: {' '.join(fault.split()) or 'no answer'}"
         if not lasts:
             said = f"no usable answer in {self._timeout:g} s ({said}); store_timeout (--store-timeout) waits longer"
-        return ReaderError(shown(f"{where}: {said}"))
+        return ReaderError(shown(f"{self._files.address(name)}: {said}"))
 
     def _ask_twice(self, name: str, offset: int, size: int, counts: dict[str, int], until: float) -> bytes:
         """Asks for a range, and again beside that where no answer comes as soon as others came; the first counts."""
 
         def ask() -> bytes:
             counts["requests"] += 1
-            data = read_within(self._opened(name), offset, size)
+            data = read_within(self._opened(name, counts), offset, size)
             counts["fetched_bytes"] += len(data)
             return data
 
@@ -261,8 +264,11 @@ class Store:
                 if asked == 2 or time.monotonic() >= until:
                     raise TimeoutError(f"no answer in {time.monotonic() - began:.0f} s") from None
                 counts["retries"] += 1
+                with self._lock:
+                    if name in self._open and not self._open[name].done():
+                        del self._open[name]
                 start(ask).add_done_callback(answers.put)
-                asked, patience = 2, STUCK
+                asked, patience = 2, STUCK + size / SLOWEST
                 continue
             if answer.exception() is None:
                 self._mean += (time.monotonic() - began - self._mean) / 8
@@ -271,7 +277,7 @@ class Store:
             if not asked:
                 return failed.result()
 
-    def _opened(self, name: str) -> pa.NativeFile:
+    def _opened(self, name: str, counts: dict[str, int]) -> pa.NativeFile:
         """A file, which is not closed when others take its place: another thread may be reading it."""
         with self._lock:
             known, opening = self._open.get(name), Future[pa.NativeFile]()
@@ -282,11 +288,11 @@ class Store:
                 self._open.popitem(last=False)
         if known is not None:
             return known.result()
+        counts["requests"] += self.is_remote
         try:
             opening.set_result(open_regular(self._filesystem, f"{self._root}/{name}", name))
         except (FileNotFoundError, NotADirectoryError):
-            where = f"{self._files.location.rstrip('/')}/{name}"
-            opening.set_exception(ShardMissing(where, "is missing"))
+            opening.set_exception(ShardMissing(self._files.address(name), "is missing"))
         except BaseException as error:
             opening.set_exception(error)
         if opening.exception() is not None:
@@ -314,8 +320,9 @@ class PackRanges:
 
     Attributes:
         bytes_read: bytes asked for, wherever they came from.
-        counts: ``requests`` to the store, ``retries`` of these that followed another one which failed or was slow,
-            ``fetched_bytes`` that the store sent, and ``cached_bytes`` that came from the node's cache.
+        counts: ``requests`` to the store, for sizes of files too, ``retries`` of these that followed another one which
+            failed or was slow, ``fetched_bytes`` that the store sent, and ``cached_bytes`` that came from the node's
+            cache.
     """
 
     def __init__(self, store: Store, place: Any, *, whole: bool) -> None:
@@ -398,7 +405,7 @@ def _pause(wait: float) -> None:
 
 
 def _lasts(error: Exception) -> bool:
-    kinds = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+    kinds = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, AttributeError, TypeError)
     return isinstance(error, kinds) or any(word in str(error) for word in LASTING)
 
 
