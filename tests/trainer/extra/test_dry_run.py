@@ -145,7 +145,8 @@ def test_ranks_that_are_not_there(folder_of: Folders) -> None:
     """Fails when other ranks change what this one sends: with twice the ranks a pack, half of the tokens; parameters
     over twice the ranks, half of the state.
     """
-    one, more = run(folder_of, ring=2), run(folder_of, ring=4, world=8, dp_shard=2, cp_rank=3, pack=1)
+    one = run(folder_of, "qwen3", ring=2)
+    more = run(folder_of, "qwen3", ring=4, world=8, dp_shard=2, cp_rank=3, pack=1)
     assert more.tokens * 2 == one.tokens
     assert more.rank % 4 == 3
     assert more.packs == [1]
@@ -224,9 +225,9 @@ def test_what_is_refused(folder_of: Folders, given: dict[str, Any], message: str
 
 def test_a_machine_without_a_compiler(folder_of: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when the missing compiler ends in a traceback, or what was compiled before is not found again."""
-    run(folder_of, "qwen3")
+    compiled = guard._compiled()
     monkeypatch.setattr(guard, "compiler", lambda: None)
-    run(folder_of, "qwen3")
+    assert guard._compiled() == compiled
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="finds no compiler: install g"):
         run(folder_of, "qwen3")
