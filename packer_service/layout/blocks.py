@@ -16,7 +16,7 @@ from jaxtyping import Int32, Int64
 from preshard.packer_service.layout.mask import MaskIndex
 from preshard.packer_service.layout.needs import real_before
 from preshard.packer_service.layout.tiles import Incidence, chunk_incidence, first_held, whole_run
-from preshard.packer_service.numerics import compiled
+from preshard.packer_service.numerics import ONE, ZERO, compiled
 from preshard.schemas.layout import TILE
 
 
@@ -71,9 +71,9 @@ def _rows(tiles: Incidence, per_block: int, blocks: int) -> tuple[np.ndarray, np
     """Spans of each row of blocks, from tiles of which ``per_block`` x ``per_block`` make a block; room is left."""
     count = len(tiles.seen_edges) - 1
     marked, counts = np.full(count, -1, np.int32), np.zeros(blocks + 1, np.int32)
-    edges, spans, size = np.zeros(blocks + 1, np.int64), np.empty((4 * blocks + 16, 3), np.int32), 0
+    edges, spans, size = np.zeros(blocks + 1, np.int64), np.empty((4 * blocks + 16, 3), np.int32), ZERO
     for block in range(blocks):
-        low, high = blocks, -1
+        low, high = blocks, -ONE
         for row in range(block * per_block, min(count, (block + 1) * per_block)):
             for entry in range(tiles.seen_edges[row], tiles.seen_edges[row + 1]):
                 c, upto = tiles.seen_class[entry], tiles.seen_upto[entry]
@@ -95,9 +95,9 @@ def _merge_rows(edges: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.nd
     """Spans of each pair of rows over pairs of columns; room is left."""
     half = len(edges) // 2
     counts, merged_edges = np.zeros(half + 1, np.int32), np.zeros(half + 1, np.int64)
-    merged, size = np.empty((4 * half + 16, 3), np.int32), 0
+    merged, size = np.empty((4 * half + 16, 3), np.int32), ZERO
     for row in range(half):
-        low, high = half, -1
+        low, high = half, -ONE
         for span in range(edges[2 * row], edges[2 * row + 2]):
             for column in range(spans[span, 0], spans[span, 1]):
                 counts[column // 2] += spans[span, 2]
@@ -141,6 +141,11 @@ class WeighedMap(NamedTuple):
 
     blocks: BlockMap
     weight: int
+
+
+def pair_maps(masks: Sequence[WeighedMap]) -> tuple[BlockMap, BlockMap]:
+    """The maps of one or two masks. Of one mask its map comes twice: Numba would compile a kernel for each number."""
+    return masks[0].blocks, masks[-1].blocks
 
 
 def sum_loads(masks: Sequence[WeighedMap]) -> Int64[np.ndarray, "blocks"]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from preshard.packer_service.layout.blocks import BlockMap, WeighedMap, merge_pairs, sum_loads
+from preshard.packer_service.layout.blocks import BlockMap, WeighedMap, merge_pairs, pair_maps, sum_loads
 from preshard.packer_service.layout.deals import consecutive, head_tail, longest_first
 from preshard.packer_service.layout.schemes.gather_exchanges import exchange_blocks
 
@@ -112,7 +112,7 @@ class _DealtRuns:
     def search(self, start: Int32[np.ndarray, "blocks"], penalty: int, threshold: int, tries: int, seed: int) -> Found:
         """One run, its threshold for a single mask."""
         weights = np.array([each.weight for each in self.masks], np.int64)
-        maps, ceiling = tuple(each.blocks for each in self.masks), threshold * int(weights.sum())
+        maps, ceiling = pair_maps(self.masks), threshold * int(weights.sum())
         found: Found = exchange_blocks(
             maps, weights, start, self.ring_degree, self.limits, penalty, ceiling, tries, self.seed + seed
         )

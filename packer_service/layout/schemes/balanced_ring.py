@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from preshard.packer_service.layout.blocks import BlockMap, WeighedMap
+from preshard.packer_service.layout.blocks import BlockMap, WeighedMap, pair_maps
 from preshard.packer_service.layout.deals import draw_pair, head_tail, next_random, round_robin
 from preshard.packer_service.numerics import ONE, compiled
 
@@ -41,12 +41,10 @@ the tiles of two blocks. It keeps packs of a million tokens below two seconds (d
 
 
 @compiled
-def _tables(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tiles of each row by rank of the keys, of each column by rank of the queries, and of each step by rank."""
-    count = len(owners)
-    by_key, by_query = np.zeros((count, ring), np.int32), np.zeros((count, ring), np.int32)
-    steps = np.zeros((ring, ring), np.int32)
-    for row in range(count):
+def _tables(blocks: BlockMap, owners: np.ndarray, by_key: np.ndarray, by_query: np.ndarray, steps: np.ndarray) -> None:
+    """Adds the tiles of each row by rank of the keys, of each column by rank of the queries, of each step by rank."""
+    ring = len(steps)
+    for row in range(len(owners)):
         rank = owners[row]
         for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
             tiles = blocks.row_spans[span, 2]
@@ -55,7 +53,6 @@ def _tables(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray
                 by_query[column, rank] += tiles
         for other in range(ring):
             steps[(rank - other) % ring, rank] += by_key[row, other]
-    return by_key, by_query, steps
 
 
 @compiled
@@ -96,15 +93,6 @@ def _between(blocks: BlockMap, row: int, column: int) -> np.int32:
         holds = np.int32(blocks.row_spans[span, 0] <= column) & np.int32(column < blocks.row_spans[span, 1])
         tiles += holds * blocks.row_spans[span, 2]
     return tiles
-
-
-@compiled
-def _own_tiles(blocks: BlockMap) -> np.ndarray:
-    """Tiles between each block of queries and the same block of keys."""
-    own = np.empty(len(blocks.loads), np.int32)
-    for block in range(len(own)):
-        own[block] = _between(blocks, block, block)
-    return own
 
 
 @compiled
@@ -203,20 +191,27 @@ def _move(blocks: BlockMap, by_key: np.ndarray, by_query: np.ndarray, block: int
 
 @compiled
 def _search(
-    maps: tuple[BlockMap, ...], weights: np.ndarray, start: np.ndarray, ring: int, tries: int, enough: int, seed: int
+    maps: tuple[BlockMap, BlockMap],
+    weights: np.ndarray,
+    start: np.ndarray,
+    ring: int,
+    tries: int,
+    enough: int,
+    seed: int,
 ) -> tuple[np.ndarray, np.int64]:
     """The best owners met in ``tries`` exchanges, and their path; stops at a path of ``enough``.
 
-    Paths are sums over the masks, each times its weight.
+    Paths are sums over the masks, as many as ``weights``, each times its weight.
     """
-    owners, count, masks = start.copy(), len(start), len(maps)
+    owners, count, masks = start.copy(), len(start), len(weights)
     by_key, by_query = np.zeros((masks, count, ring), np.int32), np.zeros((masks, count, ring), np.int32)
     steps, own = np.zeros((masks, ring, ring), np.int32), np.zeros((masks, count), np.int32)
     totals, least, best_path, variance = np.zeros(masks, np.int64), np.zeros(masks, np.int64), np.int64(0), np.int64(0)
     for mask in range(masks):
-        by_key[mask], by_query[mask], steps[mask] = _tables(maps[mask], owners, ring)
-        own[mask] = _own_tiles(maps[mask])
-        totals[mask] = steps[mask].sum()
+        _tables(maps[mask], owners, by_key[mask], by_query[mask], steps[mask])
+        for block in range(count):
+            own[mask, block] = _between(maps[mask], block, block)
+            totals[mask] += maps[mask].loads[block]
         best_path += weights[mask] * _path(steps[mask])
         variance += weights[mask] * _variance(steps[mask])
     for mask in range(masks - 1):  # of the masks behind it: no path is shorter than the mean of its tiles
@@ -301,7 +296,7 @@ def ring_owners(
     count = len(masks[0].blocks.loads)
     if ring_degree == 1:
         return np.zeros(count, np.int32)
-    maps, weights = tuple(each.blocks for each in masks), np.array([each.weight for each in masks], np.int64)
+    maps, weights = pair_maps(masks), np.array([each.weight for each in masks], np.int64)
     tries = _default_tries(masks, ring_degree) if tries is None else tries
     enough = sum(each.weight * -(-int(each.blocks.loads.sum()) // ring_degree) for each in masks)
 

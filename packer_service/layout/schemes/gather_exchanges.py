@@ -69,16 +69,14 @@ def _see(seen: np.ndarray, spans: np.ndarray, count: int, sign: int) -> None:
 
 
 @compiled
-def _begin(blocks: BlockMap, owners: np.ndarray, ring: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Values of each rank: rows that see each block, its tiles, and the keys that it needs, held ones among them."""
-    seen, loads, need = np.zeros((ring, len(owners)), np.int32), np.zeros(ring, np.int64), np.zeros(ring, np.int64)
+def _begin(blocks: BlockMap, owners: np.ndarray, seen: np.ndarray, loads: np.ndarray, need: np.ndarray) -> None:
+    """Adds values of each rank: rows that see each block, its tiles, and the keys that it needs, held ones included."""
     for row in range(len(owners)):
         loads[owners[row]] += blocks.loads[row]
         for span in range(blocks.row_edges[row], blocks.row_edges[row + 1]):
             for column in range(blocks.row_spans[span, 0], blocks.row_spans[span, 1]):
                 need[owners[row]] += blocks.real[column] if seen[owners[row], column] == 0 else 0
                 seen[owners[row], column] += 1
-    return seen, loads, need
 
 
 @compiled
@@ -92,7 +90,7 @@ def _excess(loads: np.ndarray, limits: np.ndarray, weights: np.ndarray, rank: in
 
 @compiled
 def exchange_blocks(
-    maps: tuple[BlockMap, ...],
+    maps: tuple[BlockMap, BlockMap],
     weights: np.ndarray,
     start: np.ndarray,
     ring: int,
@@ -106,14 +104,19 @@ def exchange_blocks(
 
     An exchange is accepted when it costs at most a threshold. That is the product of two random fractions of 1,024 and
     a ceiling which falls linearly from ``threshold`` to 0: most draws are far below the ceiling, a few come near it.
+    There are as many masks as ``weights``.
     """
-    owners, count, masks, most_spans = start.copy(), len(start), len(maps), 0
+    owners, count, masks, most_spans = start.copy(), len(start), len(weights), 0
     seen, loads = np.zeros((masks, ring, count), np.int32), np.zeros((masks, ring), np.int64)
     fetched, total, squares = np.zeros(ring, np.int64), np.int64(0), np.int64(0)
     row_keys, gains, differing = np.zeros(count, np.int64), np.empty(masks, np.int64), np.empty(masks, np.int64)
     for mask in range(masks):
-        seen[mask], loads[mask], keys = _begin(maps[mask], owners, ring)
-        fetched += weights[mask] * (keys - maps[mask].real.sum() // ring)
+        needed, held = np.zeros(ring, np.int64), np.int64(0)
+        _begin(maps[mask], owners, seen[mask], loads[mask], needed)
+        for row in range(count):
+            held += maps[mask].real[row]
+        for rank in range(ring):
+            fetched[rank] += weights[mask] * (needed[rank] - held // ring)
         for row in range(count):
             most_spans = max(most_spans, maps[mask].row_edges[row + 1] - maps[mask].row_edges[row])
             row_keys[row] += weights[mask] * maps[mask].row_keys[row]
