@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from preshard.schemas.errors import ConfigError, PreshardError
 from preshard.schemas.files.printed import without_secrets
 from preshard.trainer.core.checkpoint import RUN, find_checkpoint, one_reason, read_run_state, stored_options
-from preshard.trainer.core.export import check_export, write_folder
+from preshard.trainer.core.export import write_folder
 from preshard.trainer.extra.checkpoint_check import CHECKSUMS, find_damaged, first_fault
 from preshard.trainer.extra.waiting import doing
 from preshard.trainer.extras import load_extra
@@ -55,7 +55,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
         ConfigError: there is no checkpoint, it is of another model, it has no adapters to keep, or the folder cannot be
             written.
     """
-    check_export(out, "--out")
+    load_extra("checkpoint_check").check_export(out, "--out")
     doing("checking the checkpoint")
     if (checkpoint / RUN).is_file() or (checkpoint / CHECKSUMS).is_file():
         if (fault := first_fault(checkpoint)) is not None:

@@ -32,6 +32,9 @@ from preshard.schemas.manifest import (
     ShardEntry,
 )
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk on which no space is left."""
+
 INDEX_ENTRY_BYTES = 8
 """Bytes of an offset in a shard's index."""
 LISTED_SHARDS = 50_000
@@ -176,7 +179,7 @@ def claimed(folder: Folder, record: Record, progress: Progress) -> Iterator[Clai
         except FolderInUseError as error:
             raise FolderInUseError(f"--out {folder.location}: {error}") from None
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in FULL:
                 raise  # nothing is wrong with the folder but that it is full
             raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
         if folder.is_local and not alone:

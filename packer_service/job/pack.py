@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -15,7 +16,7 @@ from preshard.packer_service.ingest.carried import files_to_carry
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.source.forms.custom import source_hash
 from preshard.packer_service.job.finish import Finished, finish, write_carried
-from preshard.packer_service.job.ownership import Claim, claimed, finished_before, now
+from preshard.packer_service.job.ownership import FULL, Claim, claimed, finished_before, now
 from preshard.packer_service.job.planning.partition import PARTITION_ROWS
 from preshard.packer_service.job.resolve import ResolvedJob, resolve
 from preshard.packer_service.job.stages import FEW_BYTES, Stages
@@ -28,7 +29,7 @@ from preshard.packer_service.runtime.proof import MOST_ENTRIES, Code, Place, mak
 from preshard.packer_service.shards.store import Folder, require_answer
 from preshard.schemas.config import PackConfig
 from preshard.schemas.dataset.changes import NAMES_FILES
-from preshard.schemas.errors import ConfigError, PlanError
+from preshard.schemas.errors import ConfigError, PlanError, PreshardError
 from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import RUN, CarriedFile, ManifestHead
 
@@ -101,7 +102,7 @@ def run(
     if manifest is not None:
         return Outcome(manifest=manifest, already_done=True, seconds={})
     _check_writable(folder)
-    with claimed(folder, record, progress) as claim:
+    with _said_when_full(folder), claimed(folder, record, progress) as claim:
         carried = files_to_carry(job.config, job.sources.files)
         for note in filter(None, (*job.notes(), carried.note)):
             progress.note(note)
@@ -122,6 +123,19 @@ def run(
             if manifest is None:
                 raise
             return Outcome(manifest=manifest, already_done=True, seconds={})
+
+
+@contextmanager
+def _said_when_full(folder: Folder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise PreshardError(
+            f"--out {folder.location}: it or {tempfile.gettempdir()} is full ({error.strerror}); make room, and run "
+            "the same command again to continue"
+        ) from None
 
 
 def _places(job: ResolvedJob) -> list[Place]:

@@ -227,9 +227,10 @@ def _percent(share: float | None) -> str:
 def _cost(report: DatasetReport) -> str:
     """Cost of the dataset: measuring and writing over all tasks of all runs, planning in the last run."""
     seconds = {name.removesuffix("_seconds"): f"{value:,.1f} s" for name, value in report.seconds.items()}
+    rate = several(round(report.measured_per_second), "document")
     return (
-        f"cost: measuring {seconds.get('measure_task', 'unknown')} of tasks ({report.measured_per_second:,.0f} "
-        f"documents per second of one), planning {seconds.get('plan', 'unknown')}, writing "
+        f"cost: measuring {seconds.get('measure_task', 'unknown')} of tasks ({rate} per second of one), "
+        f"planning {seconds.get('plan', 'unknown')}, writing "
         f"{seconds.get('write_task', 'unknown')} of tasks; runs: {report.attempts}"
     )
 

@@ -112,8 +112,8 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     disk.remount(f"size={int(sum(map(len, file_bytes(whole).values())) * share) // 4096 * 4}k")
     status, said = run(source, out, PlainExecutor())
     assert status == 1
-    assert said.startswith("preshard: ")
-    assert "No space left on device" in said
+    assert said.startswith(f"preshard: --out {out}: ")
+    assert said.endswith(" is full (No space left on device); make room, and run the same command again to continue")
     assert_nothing_half_written(out, whole)
     disk.remount("size=64m")
     pack([str(source)], str(out), tiny_config, PlainExecutor(), progress)

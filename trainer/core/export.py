@@ -21,16 +21,6 @@ NOT_COPIED = (*WEIGHTS, "*.index.json", "*.pt", "*.pth", "*.h5", "*.msgpack", "*
 """Files of a model folder that are written anew, or hold weights of other programs."""
 
 
-def check_export(target: Path, option: str = "--export") -> None:
-    """Checks that a model can be exported to a folder, which an option names.
-
-    Raises:
-        ConfigError: there is something under this name.
-    """
-    if target.exists():
-        raise ConfigError(f"{option} is {target}, which exists; name a folder that does not")
-
-
 def export_model(model: Any, source: Path, target: Path, *, lora: Any = None, keep_adapters: bool = False) -> None:
     """Writes weights in the form of published folders, and copies of the source's other files. All ranks call this.
 

@@ -16,7 +16,6 @@ from preshard.trainer.attention.bind import check_heads
 from preshard.trainer.attention.kernels import check_kernel
 from preshard.trainer.core.checkpoint import RunState, find_checkpoint, read_run_state
 from preshard.trainer.core.config import DTYPES, OF_A_MACHINE, TrainConfig, option
-from preshard.trainer.core.export import check_export
 from preshard.trainer.core.mesh import Mesh, build_mesh
 from preshard.trainer.core.optimizer import OwnRate
 from preshard.trainer.data.dataset import PackedDataset
@@ -217,8 +216,8 @@ def _check_model(
     check_kernel(device_type, DTYPES[config.dtype], min(sizes.head_dims + sizes.value_dims))
     if config.recompute != "none" or config.offload != "none":
         load_extra("saving").check_saving(config.recompute, config.offload, device_type)
-    if config.export is not None:
-        check_export(config.export)
+    if any((config.export, config.metrics, config.report_dir, config.profile)):
+        load_extra("checkpoint_check").check_written(config)
     if _asks_for_routers(config, model) and routers_weight(config, empty_model(config.model)) and config.loss == "dpo":
         raise ConfigError(
             "--loss is dpo, which has no auxiliary part for routers, and output_router_logits of config.json is true: "

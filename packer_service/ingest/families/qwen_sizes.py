@@ -94,7 +94,7 @@ class QwenFamily(Family):
         if n_frames < self.together:
             raise DocumentError(
                 "bad_video",
-                f"shows {n_frames} frame, and the model's processor refuses less than {self.together}; raise "
+                f"shows {n_frames} frame, and the model's processor refuses fewer than {self.together}; raise "
                 "video.fps, or give the frame as an image",
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import Manifest, ModelEntry
 from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.attention.mask import count_layers
-from preshard.trainer.core.export import check_export
+from preshard.trainer.extra.checkpoint_check import check_export
 from preshard.trainer.extra.model_check import check_dataset, check_packed_for
 from preshard.trainer.models.interface import register_attention
 from preshard.trainer.models.load import identity, model_sizes, read_model_config
@@ -148,13 +149,18 @@ def test_the_weights_of_a_base_are_known_however_they_are_dealt(tmp_path: Path, 
             identity(tmp_path / "first", with_weights=True)
 
 
-def test_an_export_takes_nobodys_place(tmp_path: Path) -> None:
-    """Fails when an export writes over a model, a file or an empty folder that somebody keeps."""
-    check_export(tmp_path / "new")
+def test_an_export_takes_nobodys_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when an export writes over what somebody keeps, or trains for hours before a read-only disk is found."""
+    check_export(tmp_path / "new" / "below")
     (tmp_path / "file").touch()
     for name in ("", "file"):
         with pytest.raises(ConfigError, match="which exists; name a folder that does not"):
             check_export(tmp_path / name)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != tmp_path)
+    with pytest.raises(ConfigError, match=f"and {tmp_path} is not writable; name another place"):
+        check_export(tmp_path / "new" / "below")
+    monkeypatch.setenv("RANK", "1")  # rank 0 alone writes
+    check_export(tmp_path / "new" / "below")
 
 
 def packed_images(folder: Path, family: str) -> ModelEntry:

@@ -52,7 +52,7 @@ export async function dataset(name, part, params) {
         `${plural(detail.counts.packs, "pack")} of ${integer(detail.seq_len)} tokens in ${plural(detail.shards, "shard")} · `,
         h("a", { href: href(["compare"], { first: name }) }, "Compare it"),
         " · ",
-        h("a", { href: href(["plan"], { dataset: name }) }, "Pack it otherwise?"),
+        h("a", { href: href(["plan"], { dataset: name }) }, "Pack it differently?"),
       ),
     ),
     h("nav", { class: "tabs", "aria-label": "Parts of the dataset" }, tabs),

@@ -257,7 +257,7 @@ function unread(detail) {
     ...Object.entries(detail.unread_files).map(([name, files]) => ["files not read as rows", name, files]),
   ];
   return table({
-    caption: "What of the source nothing read",
+    caption: "Files and columns of the source that were not read",
     rows: rows.sort((a, b) => b[2] - a[2]),
     empty: "Every column and every file was read.",
     columns: [
