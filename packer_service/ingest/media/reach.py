@@ -32,7 +32,7 @@ from preshard.packer_service.ingest.media.nearby import found_below, spelled_oth
 from preshard.packer_service.ingest.shell import quoted
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.files.filesystem import is_uri, join, locate, split_query
-from preshard.schemas.files.printed import NAMED_BY_USER, without_secrets
+from preshard.schemas.files.printed import HIDDEN, NAMED_BY_USER, without_secrets
 
 SCHEMES = frozenset(("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "hf"))
 """Schemes that ``pyarrow.fs`` opens: ``--allow-media`` could allow them."""
@@ -153,7 +153,8 @@ class MediaReach:
             raise _refused(uri, "cannot be opened: its name holds a NUL character")
         holding = [root for root in self.roots if _place(root).holds(place)]
         if not holding:
-            raise _refused(uri, _outside(uri, place))
+            near = spelled_otherwise((self.folder, *self.others), uri) if place.scheme == "file" else ""
+            raise _refused(uri, _outside(uri, place) + near)
         return _with_options(max(holding, key=lambda root: len(_place(root).path)), place)
 
 
@@ -216,6 +217,8 @@ def _with_options(root: str, place: _Location) -> str:
 def _outside(uri: str, place: _Location) -> str:
     limit = "lies outside of SOURCE and the allowed folders"
     if is_absolute(uri):
+        if HIDDEN in without_secrets(uri):  # an address of a server, as Label Studio exports them
+            return limit
         return f"{limit}; add --allow-media {quoted(without_secrets(place.folder))}"
     # The row's own words: rejects read the same wherever the source lies.
     folder = posixpath.dirname(posixpath.normpath(uri))
