@@ -109,8 +109,8 @@ def spelled_otherwise(folders: Sequence[str], uri: str) -> str:
                 how = [words for words, made_equal in ways.items() if made_equal(path) == made_equal(found)]
                 return f"; found {found}, {how[0] if how else 'spelled otherwise'}: write it as the file is named"
     for folder in folders:
-        if not is_uri(folder) and (found := _elsewhere(folder, _spelled(path))) is not None:
-            return f"; found {found}, in another folder: write it as the file is named"
+        if not is_uri(folder) and (other := _elsewhere(folder, _spelled(path))) is not None:
+            return f"; found {other}, in another folder: write it as the file is named"
     return ""
 
 
@@ -127,6 +127,6 @@ def _elsewhere(folder: str, spelled: str) -> str | None:
 
 
 def _shared_end(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many parts two paths have in common at their ends."""
+    """Number of parts that two paths have in common at their ends."""
     pairs = zip(reversed(first), reversed(second), strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -18,11 +18,18 @@ from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
 from preshard.packer_service.ingest.source.containers.indexed_tokens import index_uri
 from preshard.packer_service.ingest.source.containers.picture_texts import PATTERN, PICTURES, pairs_among
-from preshard.packer_service.ingest.source.containers.registry import NUMBERED
+from preshard.packer_service.ingest.source.containers.registry import NUMBERED, TABLES
 from preshard.packer_service.ingest.source.file import DATASET, SourceFile, reason_of
 from preshard.packer_service.ingest.source.forms.custom import is_custom
 from preshard.packer_service.ingest.source.forms.detect import find_form
-from preshard.packer_service.ingest.source.look import doubt_of, json_without_rows, look_at, missing_of, named_files
+from preshard.packer_service.ingest.source.look import (
+    column_names,
+    doubt_of,
+    json_without_rows,
+    look_at,
+    missing_of,
+    named_files,
+)
 from preshard.packer_service.ingest.source.names import (
     METADATA,
     SAVED,
@@ -38,8 +45,8 @@ from preshard.packer_service.ingest.source.names import (
     pattern_of,
     root_of,
 )
-from preshard.packer_service.ingest.source.no_rows import without_files
-from preshard.packer_service.ingest.source.walk import files_below
+from preshard.packer_service.ingest.source.no_rows import beside_pictures, of_a_lake, without_files
+from preshard.packer_service.ingest.source.walk import files_below, is_hidden
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_remote, join, locate, split_query
@@ -124,7 +131,7 @@ def list_sources(
     sources = [_with_ending(source) for source in sources]
     packed = list[str]()
     found: list[SourceFile] = []
-    unread, left_out = Counter[str](), list[str]()
+    unread, left_out, paths_of = Counter[str](), list[str](), dict[str, list[str]]()
     for label, source in zip(label_sources(sources), sources, strict=True):
         manifest = dataset_manifest(source)
         if manifest is not None:
@@ -137,6 +144,9 @@ def list_sources(
             for path, info in _entries(source)
             if not any(matches(path, pattern) for pattern in settings.ignore)
         ]
+        paths_of[label] = [path for path, _ in entries]
+        if (reason := of_a_lake(paths_of[label], root_of(source))) is not None:
+            raise ConfigError(f"SOURCE {source}: {reason}")
         entries, inside = _without_packed(source, entries)
         packed += [f"{label}/{folder}" for folder in inside]
         rows = _rows_among(entries, label, source, named_by_file=settings.source == "from_file")
@@ -158,12 +168,13 @@ def list_sources(
                 unread[pattern_of(path)] += 1
         if not any(file.label.partition("/")[0] == label for file in found):
             only = f"holds no rows but packed datasets; name {packed[-1]} itself" if inside else None
-            raise ConfigError(f"SOURCE {source}: {only or without_files(source, [path for path, _ in entries])}")
+            raise ConfigError(f"SOURCE {source}: {only or without_files(source, paths_of[label])}")
     read = replace(_looked_at(found, unread, settings), left_out=left_out)
     for label, source in zip(label_sources(sources), sources, strict=True):
         if not any(file.label.partition("/")[0] == label for file in read.files):
             empty = next(file for file in found if file.label.partition("/")[0] == label)
-            raise ConfigError(f"SOURCE {source}: holds no rows: {json_without_rows(empty)}")
+            reason = beside_pictures(source, paths_of[label]) or json_without_rows(empty)
+            raise ConfigError(f"SOURCE {source}: holds no rows: {reason}")
     left_out += _packed_notes(packed)
     return _with_media(replace(read, left_out=left_out), asked, sources, settings, media)
 
@@ -250,7 +261,7 @@ def _rows_among(
     remote, root, rows = is_remote(source), root_of(source), dict[str, SourceFile]()
     for inside, info in entries:
         container = container_of(info.path)
-        if container is None or (inside and is_cache(info.path)):
+        if container is None or (inside and (is_hidden(inside) or is_cache(info.path))):
             continue
         kind, compression = container
         if kind not in NUMBERED or is_named or index_uri(inside) in names:
@@ -324,12 +335,38 @@ def _looked_at(found: list[SourceFile], unread: Counter[str], config: PackConfig
             files.append(look[0])
             unused.update(look[1])
     first = {file.form: file for file in reversed(files) if file.kind != DATASET and not is_custom(file.form)}
+    doubts = [doubt for file in reversed(first.values()) if (doubt := doubt_of(file, config)) is not None]
     return Sources(
         files=files,
         unread=dict(sorted(unread.items())),
         unused=dict(sorted(unused.items())),
-        doubts=tuple(doubt for file in reversed(first.values()) if (doubt := doubt_of(file, config)) is not None),
+        doubts=(*doubts, *_unkept(files, tuple(first.values()), config)),
     )
+
+
+def _unkept(files: Sequence[SourceFile], first: Sequence[SourceFile], config: PackConfig) -> Iterator[str]:
+    """Notes on columns that documents shall keep, and no file seems to have.
+
+    Args:
+        files: all files.
+        first: one of each form.
+        config: names the columns.
+
+    Raises:
+        ConfigError: the files are tables, whose schemas say so.
+    """
+    if not config.keep_columns or any(file.kind == DATASET for file in files):
+        return
+    are_tables = all(file.kind in TABLES for file in files)
+    there = set[str]().union(*map(column_names, files if are_tables else first))
+    for name in (name for name, _ in config.keep_columns if name not in there):
+        folders = (part for file in files for part in file.label.split("/")[:-1] if part.startswith(f"{name}="))
+        folder = next(folders, None)
+        why = f"; write it into the rows, where folders ({folder}) are none" if folder else meant(name, sorted(there))
+        reason = f"keep_columns: no {'file' if are_tables else 'first row'} has a column {name}{why}"
+        if are_tables:
+            raise ConfigError(reason)
+        yield f"{reason}{'' if why else '; documents keep null where their row has none'}"
 
 
 def _with_ending(source: str) -> str:

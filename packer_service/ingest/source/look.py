@@ -48,7 +48,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
 )
 from preshard.packer_service.ingest.source.forms.overlooked import overlooked
 from preshard.packer_service.ingest.source.names import root_of
-from preshard.packer_service.ingest.source.no_rows import are_numbered, by_jq, without_rows
+from preshard.packer_service.ingest.source.no_rows import are_numbered, by_jq, separated_otherwise, without_rows
 from preshard.packer_service.ingest.source.rows import parse_row
 from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
@@ -98,15 +98,13 @@ def look_at(file: SourceFile, config: PackConfig) -> tuple[SourceFile, list[str]
             return None
         kind = "jsonl"
     form = find_form(config.form) if config.form != AUTO else detected
-    if form is None and columns:
-        _check_is_itself(file)
-        leave_out = f"{ignore_option(file.label)} leaves the file out"
-        raise ConfigError(f"SOURCE {file.label}: {_rows_inside(file) or formless(columns)}; {leave_out}")
+    if form is None:
+        _check_form(file, columns)
     form = form or MESSAGES  # no row of it can be read, and each is a reject
     if kind in TABLES:
         columns |= _as_they_are(file, form, columns)
-    if reason := overlooked(columns, form, config.columns_read):
-        raise ConfigError(f"SOURCE {file.label}: {reason}")
+    if unread := overlooked(columns, form, config.columns_read):
+        raise ConfigError(f"SOURCE {file.label}: {unread}")
     left = [name for name in columns if not form.reads(name, columns) and not _is_named(name, config)]
     read = _read_columns(form, columns, config)
     ready = replace(
@@ -146,6 +144,17 @@ def form_of_rows(rows: Iterable[Any], label: str, config: PackConfig) -> str:
     if reason := overlooked(columns, form, config.columns_read):
         raise ConfigError(f"{label}: {reason}")
     return form.name
+
+
+def _check_form(file: SourceFile, columns: Columns) -> None:
+    """Raises ``ConfigError`` for columns of no form; without any column, each row is a reject."""
+    header = columns or (header_names(file) if file.kind in ("csv", "tsv") else ())
+    if (other := separated_otherwise(file, header)) is not None:
+        raise ConfigError(f"SOURCE {file.label}: {other}")
+    if columns:
+        _check_is_itself(file)
+        leave_out = f"{ignore_option(file.label)} leaves the file out"
+        raise ConfigError(f"SOURCE {file.label}: {_rows_inside(file) or formless(columns)}; {leave_out}")
 
 
 def _rows_inside(file: SourceFile) -> str | None:
@@ -323,6 +332,17 @@ def first_rows(file: SourceFile, most: int, within: int = WHOLE) -> list[Any]:
         return []
     with _beginning(file) as opened:
         return [file.named_row(row) for row in _scanned(opened, file, file.kind, most, within)]
+
+
+def column_names(file: SourceFile) -> set[str]:
+    """The names of a table's columns; of other files those of their first rows."""
+    if file.kind in TABLES:
+        names = dict(file.renamed)
+        return {names.get(name, name) for name in (*(file.columns or ()), *file.unread)}
+    try:
+        return {name for row in first_rows(file, TRIED) if isinstance(row, dict) for name in row}
+    except OSError:
+        return set()  # whoever measures it says what is wrong
 
 
 def header_names(file: SourceFile) -> list[str]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from preshard.packer_service.ingest.source.containers.registry import CODECS, NUMBERED, SUFFIXES, TABLES, WHOLE_SUFFIXES
+from preshard.packer_service.ingest.source.walk import is_hidden
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.files.filesystem import is_uri, split_query
 from preshard.schemas.files.printed import without_secrets
@@ -146,8 +147,10 @@ def matches(inside: str, pattern: str) -> bool:
 def pattern_of(path: str) -> str:
     """The pattern under which a file that is not read is counted: its ending, or its name where it has none."""
     name = posixpath.basename(path)
+    if folder := next((part for part in path.split("/")[:-1] if is_hidden(part)), None):
+        return f"**/{folder}/**"
     stem, dot, suffix = name.rpartition(".")
-    return f"*.{suffix}" if dot and stem else name
+    return "._*" if name.startswith("._") else f"*.{suffix}" if dot and stem else name
 
 
 def name_of(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +23,47 @@ SHOWN_KEYS = 5
 _UNPACK = {".zip": "unzip", ".xz": "xz -dk", ".bz2": "bzip2 -dk", ".7z": "7z x", ".rar": "unrar x"}
 _READERS = {".xlsx": "excel", ".xls": "excel", ".pkl": "pickle", ".pickle": "pickle", ".feather": "feather"}
 _TEXTS = (".txt", ".md")
+
+
+_LAKES = {
+    "a Delta table": (re.compile(r"(.*/)?_delta_log/[0-9]+[.]json"), "delta_scan"),
+    "an Iceberg table": (re.compile(r"(.*/)?metadata/[^/]*[.]metadata[.]json"), "iceberg_scan"),
+}
+"""Tables of which not every file counts, each with the file that shows one and the function of DuckDB that reads it."""
+
+
+def of_a_lake(paths: Sequence[str], root: str) -> str | None:
+    """The reason why files are not those of a source: a log beside them says which count; None if there is no log."""
+    for what, (log, function) in _LAKES.items():
+        found = next((found for path in paths if (found := log.fullmatch(path)) is not None), None)
+        if found is not None:
+            table = posixpath.join(root, found.group(1) or "").rstrip("/")
+            query = f"copy (from {function}('{table}')) to 'rows.parquet'"
+            return (
+                f"{table} is {what}, whose log says which files count; write its rows: duckdb -c {shlex.quote(query)}"
+            )
+    return None
+
+
+def beside_pictures(source: str, paths: Sequence[str]) -> str | None:
+    """The remedy for a folder of pictures with an object of JSON beside each, as img2dataset writes; None of others."""
+    stems = {posixpath.splitext(path)[0] for path in paths if is_medium(path)}
+    if not any(path.endswith(".json") and posixpath.splitext(path)[0] in stems for path in paths):
+        return None
+    make = f"tar --sort=name -cf rows.tar -C {file_argument(source)} ."
+    return f"its pictures have an object of JSON beside each; make a WebDataset of them: {make}"
+
+
+def separated_otherwise(file: SourceFile, columns: Collection[str]) -> str | None:
+    """Words on a header of CSV that is a single column because something else separates its names."""
+    legal, names = {"csv": ",", "tsv": "\t"}.get(file.kind), list(columns)
+    mark = next((mark for mark in ";\t|," if mark != legal and len(names) == 1 and mark in names[0]), None)
+    if mark is None or legal is None:
+        return None
+    name = posixpath.basename(file.label)
+    rows = f"pandas.read_csv({json.dumps(name)}, sep={json.dumps(mark)}).to_csv({json.dumps(f'{_stem(name)}.rows.csv')}"
+    program = f"import pandas; {rows}, index=False)"
+    return f"its columns are separated by {json.dumps(mark)}; write it again: python -c {shlex.quote(program)}"
 
 
 def without_files(source: str, paths: Sequence[str]) -> str:
@@ -88,8 +130,22 @@ def without_rows(file: SourceFile, begin: bytes, *, is_all: bool) -> str:
         return f"{what} of columns; write rows: {_by_pandas(file)}"
     if values and all(isinstance(value, dict) for value in values):
         path = "to_entries[] | {id: .key} + .value"
-        return f"{what} with a row for each key; write them as lines: {by_jq(path, file)}"
+        by_key = f"{what} with a row for each key; write them as lines: {by_jq(path, file)}"
+        return by_key if (command := _named_dataset(values)) is None else f"{what} that lists datasets; {command}"
     return f"{what} without the columns of a form"
+
+
+def _named_dataset(values: Sequence[dict[str, Any]]) -> str | None:
+    """Command that packs the first dataset of a trainer's list, None for other objects.
+
+    InternVL's lists name ``annotation`` and ``root``, LLaMA-Factory's ``file_name``.
+    """
+    first = values[0]
+    file = first.get("annotation") if "root" in first else first.get("file_name") if "image" not in first else None
+    if not isinstance(file, str) or is_medium(file):
+        return None
+    root = f" --media-root {shlex.quote(first['root'])}" if isinstance(first.get("root"), str) else ""
+    return f"pack the files that it names: preshard pack {file_argument(file)}{root} --out packed"
 
 
 def _is_columns(values: Sequence[Any]) -> bool:

@@ -9,6 +9,13 @@ from pyarrow import fs
 from preshard.schemas.errors import ConfigError
 
 
+def is_hidden(inside: str) -> bool:
+    """Whether a file, by its path in a source, is one that other programs keep beside the data: ``datasets`` and Spark
+    do not read it either. macOS has ``._a.jpg`` and ``__MACOSX``, Jupyter ``.ipynb_checkpoints``, Spark ``_temporary``.
+    """
+    return any(name.startswith((".", "__")) or name == "_temporary" for name in inside.split("/"))
+
+
 def files_below(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
     """All files below a folder, in order of their paths. A link is followed, unless it leads to a folder it lies in.
 

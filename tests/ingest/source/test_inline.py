@@ -236,6 +236,7 @@ def test_the_name_of_a_file_beside_its_bytes_is_no_second_image(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("column", "value", "remedy"),
     [
+        *[(name, 15, "give start and end, in seconds") for name in ("start_frame", "end_frame_idx", "frame_start")],
         *[(name, 1.5, "rename it to start") for name in ("start_time", "clip_start", "start_sec", "segment_begin")],
         *[(name, 1.5, "rename it to end") for name in ("end_time", "clip_end", "stop_s", "moment_end_seconds")],
         *[(name, [1.5, 2], "give start and end") for name in ("timestamps", "time_range", "segment")],

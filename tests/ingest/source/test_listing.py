@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -265,3 +266,33 @@ def test_a_source_is_named_without_its_secrets(tmp_path: Path, monkeypatch: pyte
         [file] = list_sources([source]).files
         assert file.label == "bucket/a.jsonl"
         assert file.media.location("x.png").startswith("s3://KEY:hunter2@bucket/x.png"), "read with the command's key"
+
+
+def test_what_other_programs_keep_beside_the_data_is_no_row(tmp_path: Path) -> None:
+    """Fails when forks of macOS, copies of Jupyter, or files that Spark never finished are read as rows."""
+    beside = ("._a.jsonl", ".ipynb_checkpoints/a-checkpoint.jsonl", "__MACOSX/._a.jsonl", "_temporary/0/part.parquet")
+    for name in ("a.jsonl", *beside):
+        write(tmp_path / name, {**TEXT, "id": name})
+    found = listed(tmp_path)
+    assert labels(found) == [f"{tmp_path.name}/a.jsonl"]
+    assert set(found.unread) == {"._*", "**/.ipynb_checkpoints/**", "**/__MACOSX/**", "**/_temporary/**"}
+    assert listed(tmp_path, ignore=list(found.unread)).unread == {}
+    assert labels(listed(tmp_path / ".ipynb_checkpoints")) == [".ipynb_checkpoints/a-checkpoint.jsonl"]
+    (tmp_path / "_temporary/0/part.parquet").unlink()  # the one that pyarrow leaves out, and datasets does not
+    read = datasets.load_dataset(str(tmp_path), cache_dir=str(tmp_path / ".cache"), split="train")
+    assert read["id"] == ["a.jsonl"]
+
+
+def test_a_column_to_keep_that_nobody_has_is_told(tmp_path: Path) -> None:
+    """Fails when a slip in keep_columns, or a column that is only the name of folders, makes all values null."""
+    (tmp_path / "lang=en").mkdir()
+    pq.write_table(pa.table({"text": ["a"], "quality": [0.5]}), tmp_path / "lang=en" / "a.parquet")
+    with pytest.raises(ConfigError, match="no file has a column qualty; did you mean quality"):
+        listed(tmp_path, keep_columns={"qualty": "float"})
+    with pytest.raises(ConfigError, match=r"no file has a column lang; write it into the rows, .*\(lang=en\)"):
+        listed(tmp_path, keep_columns={"lang": "string"})
+    assert not listed(tmp_path, keep_columns={"quality": "float"}).doubts
+    write(tmp_path / "b.jsonl", TEXT)
+    assert listed(tmp_path / "b.jsonl", keep_columns={"lang": "string"}).doubts == (
+        "keep_columns: no first row has a column lang; documents keep null where their row has none",
+    )

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shlex
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 from preshard.packer_service.ingest.source.forms.fields import parsed_json
 from preshard.packer_service.ingest.source.listing import list_sources
 from preshard.packer_service.ingest.source.names import matches
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError, DocumentError
 
 ROW = {"question": "Why?", "answer": "So."}
@@ -180,3 +182,68 @@ def test_what_holds_nothing_is_told_from_other_values(name: str, written: bytes,
     """Fails when a file that is empty, or was copied in part, is said to hold another kind of JSON."""
     (tmp_path / name).write_bytes(written)
     assert re.search(rf"/{name} {reason}$", refused(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "reason"),
+    [
+        (
+            "meta.json",
+            {"zh": {"root": "my coco/", "annotation": "zh.jsonl", "repeat_time": 1}},
+            "preshard pack zh.jsonl --media-root 'my coco/' --out packed",
+        ),
+        ("info.json", {"my": {"file_name": "my.json", "columns": {}}}, "preshard pack my.json --out packed"),
+        ("a.csv", "caption;image\nx;a.jpg\n", 'its columns are separated by ";"'),
+        ("a.tsv", "caption,image\nx,a.jpg\n", 'its columns are separated by ","'),
+    ],
+)
+def test_lists_of_datasets_and_other_separators_are_told(name: str, written: Any, reason: str, tmp_path: Path) -> None:
+    """Fails when the file that a trainer starts from, or one that a spreadsheet wrote, is a dead end."""
+    text = written if isinstance(written, str) else json.dumps(written)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert reason in refused(tmp_path)
+
+
+def test_a_separator_is_replaced_by_the_command_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the pasted command reads other columns, or writes over the file that it reads."""
+    (tmp_path / "a.csv").write_text('caption;image\n"x, y";a.jpg\n', encoding="utf-8")
+    program = shlex.split(refused(tmp_path).partition("python -c ")[2].partition("; --ignore")[0])[0]
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert (tmp_path / "a.rows.csv").read_text(encoding="utf-8") == 'caption,image\n"x, y",a.jpg\n'
+    assert list_sources([str(tmp_path / "a.rows.csv")]).files[0].form == "caption"
+
+
+def test_pictures_with_json_beside_each_become_a_webdataset(tmp_path: Path) -> None:
+    """Fails when what img2dataset writes as files is said to hold nothing, or the tar that is named holds no rows."""
+    for name in ("000", "001"):
+        (tmp_path / "in" / f"{name}.jpg").parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{name}.jpg").write_bytes(b"\xff\xd8\xff")
+        (tmp_path / "in" / f"{name}.txt").write_text(f"a {name}", encoding="utf-8")
+        (tmp_path / "in" / f"{name}.json").write_text(
+            json.dumps({"caption": f"a {name}", "url": "u"}), encoding="utf-8"
+        )
+    command = refused(tmp_path / "in").partition("make a WebDataset of them: ")[2]
+    assert command == f"tar --sort=name -cf rows.tar -C {tmp_path / 'in'} ."
+    with tarfile.open(tmp_path / "rows.tar", "w") as tar:
+        for path in sorted((tmp_path / "in").iterdir()):
+            tar.add(path, f"./{path.name}")
+    assert list_sources([str(tmp_path / "rows.tar")]).files[0].form == "caption"
+
+
+@pytest.mark.parametrize(
+    ("log", "function"),
+    [("_delta_log/00000000000000000000.json", "delta_scan"), ("metadata/v1.metadata.json", "iceberg_scan")],
+)
+def test_files_that_a_log_may_have_removed_are_not_read(log: str, function: str, tmp_path: Path) -> None:
+    """Fails when rows that were deleted from a table of Delta or Iceberg are packed."""
+    (tmp_path / "t/data").mkdir(parents=True)
+    (tmp_path / "t/data/a.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    (tmp_path / "t" / log).parent.mkdir()
+    (tmp_path / "t" / log).write_text('{"add": {}}\n', encoding="utf-8")
+    said = refused(tmp_path)
+    assert (
+        shlex.split(said.partition("duckdb -c ")[2])[0]
+        == f"copy (from {function}('{tmp_path / 't'}')) to 'rows.parquet'"
+    )
+    assert list_sources([str(tmp_path)], PackConfig(ignore=(f"t/{log}",))).files

@@ -13,7 +13,7 @@ from preshard.packer_service.ingest.source.containers.arrow_values import TableR
 from preshard.packer_service.ingest.source.containers.row_groups import DamagedGroupError
 from preshard.packer_service.ingest.source.file import SourceFile
 from preshard.packer_service.ingest.source.forms.inline import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from preshard.packer_service.ingest.source.walk import files_below
+from preshard.packer_service.ingest.source.walk import files_below, is_hidden
 from preshard.schemas.files.filesystem import locate
 
 PICTURES = "pictures"
@@ -34,7 +34,7 @@ def pairs_among(paths: Iterable[str]) -> list[tuple[str, str]]:
     Args:
         paths: files, relative to their folder.
     """
-    every = set(paths)
+    every = {path for path in paths if not is_hidden(path)}
     texts = {path: f"{os.path.splitext(path)[0]}{ENDING}" for path in every if is_medium(path)}  # noqa: PTH122
     return sorted((path, text) for path, text in texts.items() if text in every)
 

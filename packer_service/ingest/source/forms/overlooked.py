@@ -58,7 +58,8 @@ _NAMES_OF_FILES = frozenset(("file", "filename", "filepath", "file_name", "file_
 _ENDS, _PAIRS = re.compile("(?i)end|stop"), re.compile("(?i)(stamp|range|span|segment|interval|moment|clip)s?$")
 _CUTS = re.compile(
     r"(?i)(clip|segment|video|seg|span|moment|event)_(start|begin|end|stop)(_?(time|sec|secs|seconds|s|ms))?"
-    r"|(start|begin|end|stop)_?(time|sec|secs|seconds|s|ms|times?_?stamp)"
+    r"|(start|begin|end|stop)_?(time|sec|secs|seconds|s|ms|times?_?stamp|frame|frame_?(idx|index|id))"
+    r"|(frame|frame_?(idx|index))_?(start|begin|end|stop)"
     r"|time_?stamps?|time_?(range|span)s?|clip|segment|span|moment|interval"
 )
 """Columns that say which part of a video is meant."""
@@ -140,7 +141,8 @@ def _of_media(name: str, form: Form, columns: Columns, leave_out: str) -> str | 
     """Reason why a column may not be left out that holds media or turns, or says how those beside it are shown."""
     if _CUTS.fullmatch(name) and any(form.reads(video, columns) for video in VIDEO_COLUMNS if video in columns):
         rename = f"rename it to {'end' if _ENDS.search(name) else 'start'}, in seconds from the first frame"
-        rename = "give start and end, in seconds from the first frame" if _PAIRS.search(name) else rename
+        is_other = _PAIRS.search(name) or "frame" in name.lower()
+        rename = "give start and end, in seconds from the first frame" if is_other else rename
         return f"the column {name} beside a video is not read, so all of it would be shown; {rename}, or {leave_out}"
     shows = any(_reads_media(form, each, columns) for each in columns)
     if name in _OF_A_PART and shows:
