@@ -120,7 +120,8 @@ class PackConfig(ConfigSection):
         (), description="Columns of the source that are read under another name: `{pics: images, query: question}`."
     )
     ignore_fields: Annotated[IgnorableFields, Key(plan=NO_ROW)] = Field(
-        (), description="Fields beside the content of messages that are left out, as if no row had them."
+        (),
+        description="Fields of messages that are left out, as if no row had them: `[name, recipient]`.",
     )
     token_columns: Annotated[
         TokenColumns, Key(source="documents keep the columns that they were rendered with", plan=NO_ROW)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from preshard.schemas.keys import Key
 from preshard.schemas.read_config import Pixels, Window, as_tuple
@@ -21,10 +21,19 @@ Duplicates = Literal["keep", "mark", "drop"]
 ImageBackend = Literal["torchvision", "pil"]
 """A backend of image processors, by its name in ``transformers``."""
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple), Field(max_length=1000)]
-IgnorableFields = Annotated[
-    tuple[Literal["documents", "name", "reasoning", "reasoning_content", "thinking", "tool_call_id", "tools"], ...],
-    BeforeValidator(as_tuple),
-]
+CONTENT_FIELDS = frozenset(
+    ("content", "from", "image", "role", "text", "tool_calls", "train", "type", "value", "video", "weight")
+)
+"""Fields of messages and their parts without which they say something else."""
+
+
+def _can_be_left_out(names: tuple[str, ...]) -> tuple[str, ...]:
+    if found := sorted(CONTENT_FIELDS.intersection(names)):
+        raise ValueError(f"{found[0]} is what a message says; leave out its row or column instead")
+    return names
+
+
+IgnorableFields = Annotated[Names, AfterValidator(_can_be_left_out)]
 
 
 def _as_weights(given: Any) -> Any:

@@ -11,9 +11,9 @@ import numpy as np
 
 from preshard.packer_service.ingest.document import Document
 from preshard.packer_service.ingest.source.forms.detect import Form, find_form, kind_of_value, left_columns, named
-from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kept_value, kind_of, shown
+from preshard.packer_service.ingest.source.forms.fields import bad, is_text, kept_value, kind_of, shown, without_fields
 from preshard.packer_service.ingest.source.forms.fill import unfilled_mark
-from preshard.packer_service.ingest.source.forms.messages import loss_weight
+from preshard.packer_service.ingest.source.forms.messages import TEXTS, loss_weight
 from preshard.packer_service.ingest.source.forms.overlooked import overlooked
 from preshard.packer_service.ingest.source.forms.tokens import column_values
 from preshard.schemas.config import PackConfig
@@ -73,6 +73,8 @@ def parse_row(
         bad(f"the row is {kind_of(row)}, not an object{_as_rows(row)}")
     given = {key: value for key, value in row.items() if value is not None and key not in config.ignore_columns}
     _check_identity(given)
+    if unknown := [name for name in config.ignore_fields if name not in TEXTS]:
+        given = without_fields(given, unknown)
     found = find_form(form)
     values = dict[str, np.ndarray]()
     for column in config.columns_of_tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from copy import deepcopy
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from preshard.packer_service.ingest.document import Document, Medium, Message
 from preshard.packer_service.ingest.source.forms.detect import (
@@ -22,6 +24,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
 )
 from preshard.packer_service.ingest.source.forms.overlooked import is_telling
 from preshard.packer_service.ingest.source.rows import parse_row, row_identity
+from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import DocumentError
 
 Row = dict[str, Any]
@@ -681,6 +684,29 @@ def test_empty_fields_of_turns_that_have_none_leave_nothing_out() -> None:
     turns = [{**asked, **empty}, {"role": "assistant", "content": "b", **empty, "reasoning_content": "c"}]
     plain = [asked, {"role": "assistant", "content": "b", "reasoning_content": "c"}]
     assert parse_row({"messages": turns}) == parse_row({"messages": plain})
+
+
+def test_fields_of_turns_that_nobody_reads_are_left_out_on_demand() -> None:
+    """Fails when who has rows of an agent's log, or of a service with caches, has to write them again."""
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    row = {"messages": [{"role": "user", "content": [part], "ts": 3}, {"role": "assistant", "content": "b", "ts": 4}]}
+    with pytest.raises(DocumentError, match=re.escape("--set 'ignore_fields=[ts]' leaves it out")):
+        parse_row(row)
+    with pytest.raises(DocumentError, match=re.escape("--set 'ignore_fields=[cache_control]' leaves it out")):
+        parse_row(row, config=PackConfig(ignore_fields=("ts",)))
+    config = PackConfig(ignore_fields=("ts", "cache_control"))
+    plain = {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": "b"},
+        ]
+    }
+    assert parse_row(row, config=config) == parse_row(plain)
+    assert parse_row({"messages": json.dumps(row["messages"])}, config=config) == parse_row(plain)
+    assert parse_row({"prompt": "[1", "completion": "{ts}"}, "prompt_completion", config).prompt == ("[1",)
+    for name in ("content", "role", "tool_calls"):
+        with pytest.raises(ValidationError, match="is what a message says"):
+            PackConfig(ignore_fields=(name,))
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, NoReturn
 
 from preshard.packer_service.ingest.document import SHOWN_CHARACTERS
+from preshard.packer_service.ingest.shell import set_option
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.header import Kept
 
@@ -72,6 +75,29 @@ def listed(value: Any, where: str) -> list[Any]:
     return value
 
 
+TURNS = ("messages", "conversations", "annotations", "prompt", "completion", "chosen", "rejected", "texts")
+"""Columns that hold turns."""
+_OF_A_TURN = re.compile(rf"({'|'.join(TURNS)})(\[[0-9]+\])+(\.content\[[0-9]+\])?")
+"""Places of turns and of their parts."""
+
+
+def without_fields(row: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The row whose turns, and their parts, lack some fields."""
+    return {**row, **{name: _bare(row[name], names) for name in TURNS if name in row}}
+
+
+def _bare(value: Any, names: Collection[str]) -> Any:
+    if isinstance(value, str) and value.lstrip().startswith("["):  # which may spell turns
+        with suppress(ValueError, RecursionError):
+            return _bare(json.loads(value), names)
+    if isinstance(value, list):
+        return [_bare(each, names) for each in value]
+    if not isinstance(value, dict):
+        return value
+    left = {key: field for key, field in value.items() if key not in names}
+    return {**left, "content": _bare(left["content"], names)} if "content" in left else left
+
+
 EMPTY: tuple[Any, ...] = ("", [], {})
 """Values that say nothing."""
 
@@ -92,7 +118,9 @@ def strict_object(value: Any, where: str, known: Collection[str], what: str) -> 
     given = {key: field for key, field in value.items() if field is not None}
     unknown = next((key for key, field in given.items() if key not in known and field not in EMPTY), None)
     if unknown is not None:
-        bad(f"{where} has the unknown key {shown(unknown)}; known are {', '.join(known)}")
+        key = unknown if str(unknown).isidentifier() else json.dumps(str(unknown))
+        leave_out = f"; {set_option(f'ignore_fields=[{key}]')} leaves it out" if _OF_A_TURN.fullmatch(where) else ""
+        bad(f"{where} has the unknown key {shown(unknown)}; known are {', '.join(known)}{leave_out}")
     return given
 
 

@@ -167,6 +167,10 @@ def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
     if fitting:
         return f"--form {' or '.join(fitting)} reads it, and {leave_out}"
     kind: MediumKind = "video" if _MOVING.search(column) else "image"
+    several = [name for name, holds in columns.items() if holds == MEDIA and not _SOUND.search(name)]
+    if len(several) > 1 and column in several and not any(_MOVING.search(name) for name in several):
+        pairs = ", ".join(f"{named(name)}: image_{i}" for i, name in enumerate(several, 1))
+        return f"{set_option(f'rename_columns={{{pairs}}}')} reads all, and {leave_out}"
     alone = not any(name in columns for name in COLUMNS[kind])
     if columns[column] == MEDIA and alone and not _SOUND.search(column):
         name = COLUMNS[kind][1 if column.endswith("s") else 0]
