@@ -62,7 +62,7 @@ MY = (
 EXPORT = ((r"demo/model --out run/model.*", "my/model --out run/exported"),)
 
 TABLE: dict[str, list[tuple[str, Run | str]]] = {
-    "README.md": [("hf download", RELEASE), ("pip install", RELEASE), ("make demo", "docs/start.md and CI run it")],
+    "README.md": [("pip install", RELEASE), ("hf download", RELEASE), ("make demo", "docs/start.md and CI run it")],
     "docs/advice.md": [
         ("preshard advise demo", SLOW),
         ("preshard advise DATASET", Run(slow=True, instead=(("DATASET", "demo/dataset"), ("path/to", "demo")))),

@@ -261,7 +261,7 @@ function unread(detail) {
     rows: rows.sort((a, b) => b[2] - a[2]),
     empty: "Every column and every file was read.",
     columns: [
-      { label: "Name", head: true, className: "long", value: ([, name]) => name },
+      { label: "Name", head: true, value: ([, name]) => name },
       { label: "What it is", value: ([what]) => what },
       { label: "Files", number: true, value: ([, , files]) => integer(files) },
     ],

@@ -2,7 +2,7 @@
 
 import { get } from "../../api.js";
 import { h } from "../../dom.js";
-import { integer, percent, plural, seconds, times } from "../../format.js";
+import { integer, percent, seconds, times } from "../../format.js";
 import { go, href } from "../../router.js";
 import { card, facts, field } from "../../section.js";
 
@@ -77,10 +77,12 @@ export function verdict(answer, name) {
 
 const ratio = (value) => (value === null ? "–" : times(value));
 
+const atATime = (packs) => (packs > 1 ? `${integer(packs)} packs side by side` : "one pack at a time");
+
 /** The figures of the best split. */
 export function bestFigures(split) {
   return facts([
-    ["Time of a step", seconds(split.seconds.total), `${plural(split.dp_size, "pack")} side by side`],
+    ["Time of a step", seconds(split.seconds.total), atATime(split.dp_size)],
     ["Tokens a second", integer(split.tokens_per_second), "real tokens, of one GPU"],
     ["GPU hours", (1e9 / split.tokens_per_second / 3600).toFixed(1), "for a billion tokens"],
     ["Speed over zigzag", ratio(split.speedup_over_zigzag), "at the same degrees"],
@@ -92,7 +94,8 @@ export function bestFigures(split) {
 /** What the answer is for, and how sure it is. */
 export function basis(answer) {
   const { packs, sampled_packs: sampled } = answer;
-  const from = sampled < packs ? `${integer(sampled)} of ${integer(packs)} packs` : `all ${integer(packs)} packs`;
+  const all = packs === 1 ? "its only pack" : `all ${integer(packs)} packs`;
+  const from = sampled < packs ? `${integer(sampled)} of ${integer(packs)} packs` : all;
   return (
     `Estimated for ${integer(answer.gpus)} × ${answer.gpu.toUpperCase()}, a model of ${(answer.parameters / 1e9).toFixed(2)} billion ` +
     `parameters and packs of ${integer(answer.seq_len)} tokens, from the loads of ${from}. No run on GPUs has confirmed it.`
