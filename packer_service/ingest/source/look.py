@@ -154,7 +154,9 @@ def _check_form(file: SourceFile, columns: Columns) -> None:
     if columns:
         _check_is_itself(file)
         leave_out = f"{ignore_option(file.label)} leaves the file out"
-        raise ConfigError(f"SOURCE {file.label}: {_rows_inside(file) or formless(columns)}; {leave_out}")
+        beside = next((name for name in columns if name.endswith(".json")), None) if file.kind == "tar" else None
+        only = f"; columns come from the member KEY.json alone, not from KEY.{beside}" if beside else ""
+        raise ConfigError(f"SOURCE {file.label}: {_rows_inside(file) or formless(columns)}{only}; {leave_out}")
 
 
 def _rows_inside(file: SourceFile) -> str | None:

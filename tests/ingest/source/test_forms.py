@@ -634,6 +634,10 @@ def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
             '{"left.jpg": image_1, "right.jpg": image_2, "json.txt": caption}',
         ),
         ({"imgname": "a.png", "query": "q", "label": "a"}, "{imgname: image, query: question, label: answer}"),
+        (
+            {"images": ["a.png"], "problem": "q", "solution": "a"},
+            "'rename_columns={problem: question, solution: answer}'",
+        ),
     ],
 )
 def test_columns_without_a_form_are_told_with_the_nearest(row: Row, message: str) -> None:
@@ -704,6 +708,10 @@ def test_fields_of_turns_that_nobody_reads_are_left_out_on_demand() -> None:
     assert parse_row(row, config=config) == parse_row(plain)
     assert parse_row({"messages": json.dumps(row["messages"])}, config=config) == parse_row(plain)
     assert parse_row({"prompt": "[1", "completion": "{ts}"}, "prompt_completion", config).prompt == ("[1",)
+    for name in ("images", "text", "function_call"):
+        with pytest.raises(DocumentError) as error:
+            parse_row({"messages": [{**row["messages"][1], name: "x"}]}, config=config)
+        assert "ignore_fields" not in str(error.value)
     for name in ("content", "role", "tool_calls"):
         with pytest.raises(ValidationError, match="is what a message says"):
             PackConfig(ignore_fields=(name,))

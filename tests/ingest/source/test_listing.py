@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -296,3 +298,14 @@ def test_a_column_to_keep_that_nobody_has_is_told(tmp_path: Path) -> None:
     assert listed(tmp_path / "b.jsonl", keep_columns={"lang": "string"}).doubts == (
         "keep_columns: no first row has a column lang; documents keep null where their row has none",
     )
+
+
+def test_columns_in_another_member_than_json_are_told(tmp_path: Path) -> None:
+    """Fails when the captions of ``0.info.json`` are no more than missing."""
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (("0.jpg", b"\xff\xd8\xff"), ("0.info.json", b'{"caption": "a"}')):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    with pytest.raises(ConfigError, match=r"columns come from the member KEY.json alone, not from KEY.info.json"):
+        listed(tmp_path / "a.tar")

@@ -285,7 +285,9 @@ _OF_GEMINI = (
 
 def _renamed(columns: Columns) -> dict[str, str]:
     """New names under which the columns of a file have a form that reads its images, if there are such names."""
+    read = {*MEDIA_COLUMNS, *texts.PATHS}
     media = [name for name, kind in columns.items() if kind == MEDIA or _FILE_NAME.fullmatch(name)]
+    media = [] if any(name in read or numbered_column(name) for name in columns) else media
     kind = "video" if any("video" in name.lower() for name in media) else "image"
     shown = {name: kind if len(media) == 1 else f"{kind}_{i}" for i, name in enumerate(media, 1)}
     for wanted in (("question", "answer"), ("caption",)):

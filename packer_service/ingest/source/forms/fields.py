@@ -14,6 +14,7 @@ from preshard.packer_service.ingest.document import SHOWN_CHARACTERS
 from preshard.packer_service.ingest.shell import set_option
 from preshard.schemas.errors import DocumentError
 from preshard.schemas.header import Kept
+from preshard.schemas.sections import CONTENT_FIELDS
 
 
 def bad(message: str) -> NoReturn:
@@ -79,6 +80,8 @@ TURNS = ("messages", "conversations", "annotations", "prompt", "completion", "ch
 """Columns that hold turns."""
 _OF_A_TURN = re.compile(rf"({'|'.join(TURNS)})(\[[0-9]+\])+(\.content\[[0-9]+\])?")
 """Places of turns and of their parts."""
+_OF_MEDIA = re.compile("(?i)image|img|picture|photo|video|frame|clip|audio|sound|tool|call")
+"""Names of fields of which no message proposes to leave them out."""
 
 
 def without_fields(row: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -119,7 +122,8 @@ def strict_object(value: Any, where: str, known: Collection[str], what: str) -> 
     unknown = next((key for key, field in given.items() if key not in known and field not in EMPTY), None)
     if unknown is not None:
         key = unknown if str(unknown).isidentifier() else json.dumps(str(unknown))
-        leave_out = f"; {set_option(f'ignore_fields=[{key}]')} leaves it out" if _OF_A_TURN.fullmatch(where) else ""
+        can_be = _OF_A_TURN.fullmatch(where) and unknown not in CONTENT_FIELDS and not _OF_MEDIA.search(key)
+        leave_out = f"; {set_option(f'ignore_fields=[{key}]')} leaves it out" if can_be else ""
         bad(f"{where} has the unknown key {shown(unknown)}; known are {', '.join(known)}{leave_out}")
     return given
 
