@@ -245,7 +245,7 @@ class RangeCache:
                 with _SAYING:
                     if str(self._top) not in _SAID:
                         _SAID.add(str(self._top))
-                        what = f"cache_dir {self._top}: {reason}; ranges are read from the store and no longer kept"
+                        what = f"cache_dir {self._top}: {reason}; no further ranges are kept there"
                         warnings.warn(what, stacklevel=2)
 
 
