@@ -20,6 +20,13 @@ class Hub(HfFileSystem):
             self.invalidate_cache(path)
             return super().info(path, *args, **kwargs)
 
+    def isfile(self, path: str) -> bool:
+        """Looks up as the base class does, which takes every file for missing while the Hub does not answer."""
+        try:
+            return bool(self.info(path)["type"] == "file")
+        except FileNotFoundError:
+            return False
+
     def find(self, path: str, *args: Any, **kwargs: Any) -> Any:
         """Lists as the base class does, with nothing kept of earlier listings."""
         self.invalidate_cache(path)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import constants
+from huggingface_hub import HfFileSystem, constants
 from PIL import Image
 
 from preshard.data import PackedDataset
@@ -105,6 +105,26 @@ def test_files_that_another_process_has_written_are_seen(hub: Hub) -> None:
     hub.files["job/two"] = b"22"
     assert folder.size("two") == 2
     assert folder.names() == ["one", "two"]
+
+
+def test_a_hub_that_throttles_has_every_file(hub: Hub, tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when files of which the Hub will not speak now are taken for missing, or a closed repository for busy."""
+    for path in tiny_dataset.rglob("*"):
+        if path.is_file():
+            hub.files[f"packed/{path.relative_to(tiny_dataset)}"] = path.read_bytes()
+    asked, info = list[str](), HfFileSystem.info
+
+    def throttled(files: HfFileSystem, path: str, *given: Any, **named: Any) -> Any:
+        asked.append(path)
+        if len(asked) % 3 == 1:
+            raise OSError("429 Too Many Requests")  # as HfHubHTTPError is one
+        return info(files, path, *given, **named)
+
+    monkeypatch.setattr(HfFileSystem, "info", throttled)
+    monkeypatch.setattr("preshard.trainer.extra.store.FIRST_WAIT", 0.001)
+    found = [batch.pack_id for batch in PackedDataset(f"{PLACE}/packed", ahead=0)]
+    assert found == [batch.pack_id for batch in PackedDataset(tiny_dataset)]
+    assert any(".tar" in path for path in asked)
 
 
 def test_what_cannot_be_opened_is_said_in_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

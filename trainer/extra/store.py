@@ -74,6 +74,8 @@ LASTING = (
     "INVALID_ARGUMENT",
     "SIGNATURE",
     *(f"HTTP status {status}" for status in (301, 400, 401, 403, 404, 405)),
+    "401 Unauthorized",
+    "403 Forbidden",
 )
 """Words of errors that are the same the next time: another region's bucket, or an expired token, among them."""
 
