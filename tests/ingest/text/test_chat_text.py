@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -346,8 +347,11 @@ def test_a_template_that_never_ends_is_a_rejected_document() -> None:
             chat_texts(endless, [conversation(QUESTION, answer())], process)
         assert caught.value.code == "bad_row"
         hungry = ChatTemplate(source="{{ ('a' * 2 ** 30) | length }}")
-        with pytest.raises(DocumentError, match="the chat template needs more than its 512 MiB of memory"):
-            chat_texts(hungry, [conversation(QUESTION, answer())])
+        with (
+            closing(Isolated(Limits(tries=1))) as once,
+            pytest.raises(DocumentError, match="the chat template needs more than its 512 MiB of memory"),
+        ):
+            chat_texts(hungry, [conversation(QUESTION, answer())], once)
         [text] = chat_texts(ChatTemplate(source=LOOP + PROMPT), [conversation(QUESTION, answer())], process)
         assert losses(text) == ["a;"]
     finally:
