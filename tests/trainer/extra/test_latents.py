@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import thread_ranks
 import torch
@@ -55,6 +54,8 @@ def load_both(folder: Path, lora: dict[str, Any] | None = None) -> tuple[Any, An
         auto = transformers.AutoModelForImageTextToText
     plain = auto.from_config(own, attn_implementation="eager", dtype=torch.float64).train()
     if lora is not None:
+        import peft
+
         options = peft.LoraConfig(r=2, target_modules=["kv_b_proj"], init_lora_weights=False, **lora)
         made, plain = (peft.get_peft_model(each, options) for each in (made, plain))
         made, plain = made.double(), plain.double()
@@ -191,6 +192,8 @@ ADAPTERS: list[tuple[str, dict[str, Any], bool]] = [
 
 def test_adapters_that_are_a_matrix_are_told_from_others(tmp_path: Path) -> None:
     """Fails when latents travel beside an adapter that draws noise for each token, adds a bias, or was not compared."""
+    import peft
+
     plain: Any = load_model(write(tmp_path, "minicpm3"), from_scratch=True)
     latents, shared = torch.ones(1, 1, 6, 10), torch.ones(1, 1, 6, 4)
     for kind, options, travels in ADAPTERS:
