@@ -39,6 +39,7 @@ EXTRAS = {
     "memory_check": "what is on the device: whether it fits, and what `--recompute auto` takes",
     "saving": "what is on the device: what is kept for the backward pass, and where",
     "checkpoint_check": "what is kept: checksums of a checkpoint's files, a folder that all ranks see",
+    "outputs": "what is kept: whether all of it can be written",
     "further": "what is kept: layers of the source that predict further tokens, beside an exported model",
     "bridge": "what other trainers have: batches of Megatron Bridge's steps",
     "other_meshes": "what other trainers have: a rank's place on their mesh",

@@ -117,7 +117,7 @@ def _longest_chain(module: str, root: Path) -> list[str]:
 
 
 EXTRA = "preshard.trainer.extra"
-ALWAYS = ("meeting", "model_check", "profile", "quantised", "sequences", "stored", "weights", "work")
+ALWAYS = ("meeting", "model_check", "outputs", "profile", "quantised", "sequences", "stored", "weights", "work")
 """Extras that every run asks for by name."""
 
 STEP = (

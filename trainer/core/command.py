@@ -111,6 +111,8 @@ def start(arguments: Sequence[str] | None = None) -> tuple[Job, Processes]:
         problem = first_difference(job.rank_invariants())
     if job is not None and problem is None and job.config.checkpoint is not None:
         problem = load_extra("checkpoint_check").find_unshared(job.config.checkpoint)
+    if job is not None and problem is None:
+        problem = first_problem(load_extra("outputs").find_problem(job.config, here.rank, after=job.start.step))
     if job is None or problem is not None:
         if here.rank == 0:
             click.echo(shown(f"trainer: {problem}"), err=True)

@@ -12,6 +12,7 @@ from jaxtyping import Int64
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from preshard.trainer.attention.context_parallel import ContextParallel
+from preshard.trainer.extras import load_extra
 
 AXES = ("dp_replicate", "dp_shard", "ring", "ulysses")
 """Axes of the mesh, slowest first: ranks of one context-parallel group are neighbours, where links are fastest."""
@@ -78,7 +79,8 @@ def build_mesh(
     ulysses_degree: int,
     cp_fsdp: CpFsdp = "all",
 ) -> Mesh:
-    """The mesh of all ranks of the default process group; there must be as many as the product of the four degrees.
+    """The mesh of all ranks of the default process group; there must be as many as the product of the four degrees. A
+    program that was started without torchrun is the only one.
 
     The groups that join several axes, those of a replica's parameters and of a pack, come from separate meshes over the
     same ranks, as torch has no public way to flatten axes of a mesh.
@@ -88,6 +90,8 @@ def build_mesh(
         dp_replicate, dp_shard, ring_degree, ulysses_degree: ranks on each axis.
         cp_fsdp: which of the two context-parallel axes shard the parameters, besides ``dp_shard``.
     """
+    if not dist.is_initialized():
+        load_extra("meeting").join_alone()
     degrees = (dp_replicate, dp_shard, ring_degree, ulysses_degree)
     dp_size, cp_size = dp_replicate * dp_shard, ring_degree * ulysses_degree
     world = init_device_mesh(device_type, degrees, mesh_dim_names=AXES)

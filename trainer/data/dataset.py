@@ -116,9 +116,8 @@ class PackedDataset(IterableDataset[RankBatch]):
         self.cp_rank, self.cp_size = cp_rank, self.split.cp_size
         self._order, self.dataset_id = _stream(self.readers, [weight for _, weight in given], seed, tail)
         if self.n_packs < dp_size:
-            raise ReaderError(
-                f"dp_size is {dp_size}; the dataset has only {several(self.n_packs, 'pack')}: take at most as many"
-            )
+            remedy = "take at most as many" if self.n_packs else "its rejects.parquet says why"
+            raise ReaderError(f"dp_size is {dp_size}; the dataset has only {several(self.n_packs, 'pack')}: {remedy}")
         name = {"dataset_id": self.dataset_id, "seed": seed, "tail": tail}
         self._position = Position(self._order, name=name, dp_size=dp_size)
         self.set_epoch(epoch)

@@ -49,6 +49,18 @@ def meet(environment: Mapping[str, str] = os.environ) -> tuple[dist.Store, int, 
         ) from None
 
 
+def join_alone() -> None:
+    """Makes the default process group of a program that was started without torchrun; others are left to torch, which
+    chooses their devices, too.
+
+    Raises:
+        ConfigError: see :func:`check_alone`.
+    """
+    if "RANK" not in os.environ:
+        check_alone(os.environ)
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+
+
 def check_alone(environment: Mapping[str, str]) -> None:
     """Checks that a process which was given no rank was started alone.
 

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from preshard.schemas.errors import ConfigError
-from preshard.trainer.extra.meeting import meet
+from preshard.trainer.extra.meeting import join_alone, meet
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
@@ -49,3 +49,18 @@ def test_a_port_that_is_taken_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(name, value)
         with pytest.raises(ConfigError, match=f"MASTER_PORT is {port}, which another program listens to: take another"):
             meet(environment)
+
+
+def test_a_program_without_torchrun_has_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when trying a loop of one's own on one process needs torchrun, or tasks of srun each get a mesh."""
+    started: list[dict[str, object]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda **given: started.append(given))
+    monkeypatch.delenv("RANK", raising=False)
+    join_alone()
+    assert [(each["rank"], each["world_size"]) for each in started] == [(0, 1)]
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(ConfigError, match="each of 2 processes would train alone"):
+        join_alone()
+    monkeypatch.setenv("RANK", "0")
+    join_alone()
+    assert len(started) == 1

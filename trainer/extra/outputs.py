@@ -1,0 +1,67 @@
+"""Check of what a run will write, before its first step: hours later there would be nobody to name another place."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from preshard.schemas.errors import ConfigError
+from preshard.trainer.core.config import TrainConfig, option
+
+
+def find_problem(config: TrainConfig, rank: int, *, after: int) -> str | None:
+    """Problem that keeps a rank from writing what the options ask it for, if there is one; names the option.
+
+    Folders are made where they are missing.
+
+    Args:
+        config: the settings.
+        rank: this process; all but traces are written by the first.
+        after: the step after which the run continues.
+    """
+    try:
+        _check_outputs(config, rank, after)
+    except ConfigError as problem:
+        return str(problem)
+    return None
+
+
+def _check_outputs(config: TrainConfig, rank: int, after: int) -> None:
+    if config.profile is not None:
+        _check_folder("profile", config.profile, config.profile)
+    if rank != 0:
+        return
+    for name, path in (("report_dir", config.report_dir), ("export", config.export), ("metrics", config.metrics)):
+        if path is not None:
+            _check_folder(name, path, path if name == "report_dir" else path.absolute().parent)
+    if config.metrics is not None:
+        _check_metrics(config.metrics, after)
+
+
+def _check_folder(name: str, path: Path, folder: Path) -> None:
+    """Checks that a folder can be made and written into, for an option's path."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = "a file is in its way" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(
+            f"{option(name)} is {path}, which cannot be written ({reason}); give a path in a folder that can"
+        ) from None
+
+
+def _check_metrics(path: Path, after: int) -> None:
+    if path.is_dir():
+        raise ConfigError(f"--metrics is {path}, which is a folder; give a file, such as {path / 'metrics.jsonl'}")
+    if not after or not path.exists():
+        return
+    try:
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:  # a killed process can leave half of one
+            int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"--metrics is {path}, which a resumed run continues, and it holds other lines than those of steps; give "
+            "another file"
+        ) from None
