@@ -623,6 +623,7 @@ def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
             "question alone .* question_answer, needs output, answer or response",
         ),
         ({"conversation": []}, "no form reads the column conversation; the nearest is conversations"),
+        ({"conversation_id": "x", "conversation": []}, "'rename_columns={conversation: conversations}'"),
         ({"a": 1, "b": 2}, "no form has the columns a, b"),
         ({"image": "a.jpg", "prefix": "q", "suffix": "a"}, "--set 'rename_columns={prefix: question, suffix: answer}'"),
         (
@@ -653,6 +654,19 @@ def test_a_system_prompt_beside_messages_is_their_first_turn() -> None:
     [written] = one({"messages": [{"role": "system", "content": "Be short."}, *turns]}, "messages").branches
     assert found == written
     assert one({"system": "", "messages": turns}, "messages") == one({"messages": turns}, "messages")
+
+
+@pytest.mark.parametrize(("asked", "answered"), [("question", "answer"), ("prompt", "response")])
+def test_a_question_beside_a_caption_is_not_left_out(asked: str, answered: str) -> None:
+    """Fails when questions about pictures that also have a caption are packed as captions alone."""
+    row = {"caption": "A cat.", "image": "0.png", asked: "What?", answered: "A cat."}
+    form = detect(kinds_of_row(row))
+    assert form is not None
+    with pytest.raises(DocumentError, match=f"does not read {asked} and {answered}; --form question_answer does"):
+        parse_row(row, form.name)
+    assert parse_row(row, "question_answer").branches
+    del row[asked]
+    assert parse_row(row, form.name).interleaved  # an answer alone may be anything
 
 
 @pytest.mark.parametrize("names", [("A", "B"), ("option_a", "option_b"), ("Choice A", "Choice B"), ("opa", "opb")])

@@ -309,3 +309,12 @@ def test_columns_in_another_member_than_json_are_told(tmp_path: Path) -> None:
             tar.addfile(member, io.BytesIO(data))
     with pytest.raises(ConfigError, match=r"columns come from the member KEY.json alone, not from KEY.info.json"):
         listed(tmp_path / "a.tar")
+
+
+def test_a_path_is_renamed_to_what_takes_images_and_videos(tmp_path: Path) -> None:
+    """Fails when the path of a video is proposed to be read as an image."""
+    write(tmp_path / "a.jsonl", {"path": "v/0.mp4", "text": "a"})
+    with pytest.raises(ConfigError, match=r"'rename_columns=.path: file_name.' reads it"):
+        listed(tmp_path / "a.jsonl")
+    [file] = listed(tmp_path / "a.jsonl", rename_columns={"path": "file_name"}).files
+    assert (file.form, file.kind) == ("caption", "jsonl")

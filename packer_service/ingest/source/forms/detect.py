@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -269,7 +269,7 @@ def named(column: str) -> str:
 _OTHER_NAMES = {
     "question": ("question", "prefix", "problem", "query"),
     "answer": ("answer", "suffix", "label", "solution", "ground_truth", "target"),
-    "caption": ("caption", "captions", "text", "title", "alt", "alt_text", "sentence", "report"),
+    "caption": ("caption", "captions", "cap", "text", "title", "alt", "alt_text", "sentence", "report"),
 }
 """Names, in small letters, under which other people's files have the columns of a form."""
 _FILE_NAME = re.compile(r"(?i)(image|img|figure|video)s?[ _]?(path|name|file)")
@@ -332,16 +332,17 @@ def _nearest(columns: Columns) -> str:
         _, _, best, has = max(candidates, key=lambda each: each[:2])
         beside = [tuple(name for name in group if name not in has) for group in best.needs if {*has} < {*group}]
         for [lacks] in (each for each in beside if len(each) == 1):
-            if near := get_close_matches(lacks, [name for name in names if name not in has], 1, ALIKE):
-                rename = set_option(f"rename_columns={{{named(near[0])}: {lacks}}}")
+            if alike := get_close_matches(lacks, [name for name in names if name not in has], 1, ALIKE):
+                rename = set_option(f"rename_columns={{{named(alike[0])}: {lacks}}}")
                 return f"{' and '.join(has)} alone is no form; {best.name} reads {lacks} beside it: {rename}"
         *others, last = dict.fromkeys(" and ".join(each) for each in beside)
         needs = f"{', '.join(others)} or {last}" if others else last
         return f"{' and '.join(has)} alone is no form; the nearest, {best.name}, needs {needs} beside it"
     alone = [group[0] for form in FORMS for group in form.needs if len(group) == 1]
-    for column in names:
-        if near := get_close_matches(column.lower(), alone, 1, ALIKE):
-            rename = set_option(f"rename_columns={{{named(column)}: {near[0]}}}")
-            return f"no form reads the column {named(column)}; the nearest is {near[0]}: {rename}"
+    near = {column: get_close_matches(column.lower(), alone, 1, ALIKE) for column in names}
+    if likely := [column for column in names if near[column]]:
+        column = max(likely, key=lambda each: SequenceMatcher(None, each.lower(), near[each][0]).ratio())
+        rename = set_option(f"rename_columns={{{named(column)}: {near[column][0]}}}")
+        return f"no form reads the column {named(column)}; the nearest is {near[column][0]}: {rename}"
     shown = ", ".join(map(named, list(columns)[:SHOWN_COLUMNS]))
     return f"no form has the columns {shown}; write messages, or read them by --form package.module:function"

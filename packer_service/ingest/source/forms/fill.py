@@ -153,7 +153,7 @@ class Supply:
             if given != places:
                 mark = f"{PLACEHOLDERS[kind]} or parts of type {kind} without a file"
                 verb, noun = "hold" if " and " in name else "holds", "place" if places == 1 else "places"
-                remedy = "give as many"
+                remedy = "give as many" if places else f"write {PLACEHOLDERS[kind]} into the text where it belongs"
                 if kind == "video" and places == 1:
                     remedy += ", or name the frames of one video in the column frames, with their rate in fps"
                 bad(f"{name} {verb} {given}, but the row has {places} {noun} for them ({mark}); {remedy}")

@@ -22,6 +22,7 @@ from preshard.packer_service.ingest.source.forms.detect import (
     Columns,
     Form,
     closer_kind,
+    detect,
     find_form,
     left_columns,
     named,
@@ -113,23 +114,39 @@ def _of_another_form(name: str, form: Form, columns: Columns, leave_out: str) ->
             sides = f"chosen: .messages, rejected: .{name}" if name.endswith("messages") else sides
             remedy = f"{remedy}: jq -c '. + {{{sides}}} | del(.messages, .{name})'"
         return f"{form.title} does not read the column {name} of a preference; {remedy}; {leave_out}"
-    is_choice = form.name == "question_answer" and _is_choice(name, columns)
-    if (place := _BELONGS.get(form.name)) and (name in place[1] or is_choice):
-        return f"the column {named(name)} is not read by {form.title}; write it into the {place[0]}, or {leave_out}"
-    is_conversation = form.name in _CONVERSATIONS and (form is not MESSAGES or "messages" in columns)
-    if name in _VERDICTS and columns[name] == FLAG and is_conversation:
-        all_learnt = "says which answers are bad, and all would be learnt; filter the rows"
-        return f"the column {name} {all_learnt}, or {leave_out}"
-    if is_conversation and (other := _OF_A_CONVERSATION.get(name)):
-        remedy = f"write it into the {'prompt' if form.name == 'prompt_completion' else 'messages'}"
-        if other != name and other not in columns and form.reads(other, columns):
-            remedy = f"{set_option(f'rename_columns={{{name}: {other}}}')} reads it"
-        return f"the column {name} of a conversation is not read by {form.title}; {remedy}, or {leave_out}"
     if columns[name] == PLACES:
         marks = " and ".join(PLACE_COLUMNS[name])
         write = f"write its values into the text in place of {marks}"
         return f"the column {name} holds what {marks} stand for and is not read; {write}, or {leave_out}"
+    return _of_a_question(name, form, columns, leave_out) or _of_a_conversation(name, form, columns, leave_out)
+
+
+def _of_a_question(name: str, form: Form, columns: Columns, leave_out: str) -> str | None:
+    """Reason why a column may not be left out without which a question, or its answer, is not there."""
+    both = [[each for each in columns if each in names] for names in (dialogues.QUESTIONS, dialogues.ANSWERS)]
+    if form.name == "caption" and all(both) and any(name in names for names in both):
+        asked, answered = (names[0] for names in both)
+        leave_out = f"{set_option(f'ignore_columns=[{asked}, {answered}]')} leaves them out"
+        return f"{form.title} does not read {asked} and {answered}; --form question_answer does, and {leave_out}"
+    is_choice = form.name == "question_answer" and _is_choice(name, columns)
+    if (place := _BELONGS.get(form.name)) and (name in place[1] or is_choice):
+        return f"the column {named(name)} is not read by {form.title}; write it into the {place[0]}, or {leave_out}"
     return None
+
+
+def _of_a_conversation(name: str, form: Form, columns: Columns, leave_out: str) -> str | None:
+    """Reason why a column may not be left out that is part of a conversation, or says which answers are bad."""
+    if form.name not in _CONVERSATIONS or (form is MESSAGES and "messages" not in columns):
+        return None
+    if name in _VERDICTS and columns[name] == FLAG:
+        all_learnt = "says which answers are bad, and all would be learnt; filter the rows"
+        return f"the column {name} {all_learnt}, or {leave_out}"
+    if (other := _OF_A_CONVERSATION.get(name)) is None:
+        return None
+    remedy = f"write it into the {'prompt' if form.name == 'prompt_completion' else 'messages'}"
+    if other != name and other not in columns and form.reads(other, columns):
+        remedy = f"{set_option(f'rename_columns={{{name}: {other}}}')} reads it"
+    return f"the column {name} of a conversation is not read by {form.title}; {remedy}, or {leave_out}"
 
 
 def _is_choice(name: str, columns: Columns) -> bool:
@@ -172,6 +189,9 @@ def _remedy(column: str, form: Form, columns: Columns, leave_out: str) -> str:
         pairs = ", ".join(f"{named(name)}: image_{i}" for i, name in enumerate(several, 1))
         return f"{set_option(f'rename_columns={{{pairs}}}')} reads all, and {leave_out}"
     alone = not any(name in columns for name in COLUMNS[kind])
+    as_file = {"file_name" if name == column else name: holds for name, holds in columns.items()}
+    if column in _NAMES_OF_FILES and alone and (read := detect(as_file)) is not None and read.name == "caption":
+        return f"{set_option(f'rename_columns={{{named(column)}: file_name}}')} reads it, and {leave_out}"
     if columns[column] == MEDIA and alone and not _SOUND.search(column):
         name = COLUMNS[kind][1 if column.endswith("s") else 0]
         if form.reads(name, {**columns, name: MEDIA}):
