@@ -13,7 +13,7 @@ EXTRAS = {"serve": "serve", "demo-source": "demo", "demo-model": "demo"}
 def main() -> None:
     """Runs the command line. A package that is not installed is one line with the remedy, and exit status 2."""
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    with needed("preshard", f"preshard {command}".rstrip(), EXTRAS.get(command, "pack")):
+    with needed("preshard", f"preshard {command}" if command else "the command", EXTRAS.get(command, "pack")):
         from preshard.packer_service.cli import main as run
 
         run()

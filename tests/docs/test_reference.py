@@ -34,6 +34,10 @@ def test_the_page_lists_every_public_name() -> None:
     assert top is not None
     assert {*re.findall(r"`(\w+)`", top[1])} == {*preshard.__all__}
     assert {*dir(preshard)} == {*preshard.__all__, *listed}
+    stub = Path(preshard.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    assert [
+        name for name in preshard.__all__ if not re.search(rf"^{name}[: ]|import {name} as {name}$", stub, re.M)
+    ] == []
     listed.pop("schemas")  # a package, whose modules have pages of their own
     modules = {path.stem for path in (ROOT / "preshard").glob("*.py")} - PRIVATE
     assert listed.keys() == modules

@@ -65,7 +65,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
         names = set(whole.namelist())
         [metadata] = [whole.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
     typed = {f"preshard/{folder}py.typed" for folder in ("", "schemas/", "packer_service/", "trainer/")}
-    assert typed <= names
+    assert {*typed, "preshard/__init__.pyi"} <= names
     assert {name for name in names if name.endswith("/licenses/LICENSE")}
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert f"\nversion: {VERSION}\n" in (REPOSITORY / "CITATION.cff").read_text("utf-8")
