@@ -6,6 +6,7 @@ import errno
 import io
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,6 +87,23 @@ def test_each_row_of_a_damaged_row_group_is_a_reject(tmp_path: Path) -> None:
     damaged = data[:page] + b"\xff" * 30 + data[page + 30 :]
     expected = [["word 0", "word 1"], ["bad_row", "bad_row"], ["word 4", "word 5"], ["word 6", "word 7"]]
     assert outcomes(tmp_path / "f.parquet", damaged) == expected
+
+
+def test_a_row_group_that_arrow_reads_in_batches_alone_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when whole rows of lists of images above 2 GiB are rejected as damaged."""
+    data = four_groups()
+    asked = []
+
+    def refuse(*_: Any, **given: Any) -> None:
+        asked.append(given)
+        raise pa.ArrowNotImplementedError("Nested data conversions not implemented for chunked array outputs")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", refuse)
+    monkeypatch.setattr(row_groups, "BATCH_BYTES", 1)
+    assert outcomes(tmp_path / "f.parquet", data) == [[f"word {i}", f"word {i + 1}"] for i in (0, 2, 4, 6)]
+    assert asked
 
 
 def varint(value: int) -> bytes:

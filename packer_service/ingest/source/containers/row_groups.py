@@ -19,6 +19,9 @@ Columns = tuple[str, ...] | None
 PAGE_BYTES = 2**20
 """Bytes that are read at a time where a few rows are wanted, not the whole of a column in a row group."""
 
+BATCH_BYTES = 256 * 2**20
+"""Bytes that are read at a time of a row group that cannot be read at once."""
+
 CACHED_BYTES = 256 * 2**20
 """Most memory of the row groups that a process keeps; the last one read is kept whatever its size."""
 
@@ -115,7 +118,13 @@ def _read(uri: str, group: int, columns: Columns) -> pa.Table:
 
 
 def _parse(opened: Any, group: int, columns: Columns) -> pa.Table:
-    return pq.ParquetFile(opened).read_row_group(group, columns=None if columns is None else list(columns))
+    parquet, names = pq.ParquetFile(opened), None if columns is None else list(columns)
+    try:
+        return parquet.read_row_group(group, columns=names)
+    except pa.ArrowNotImplementedError:  # more than 2 GiB of images in lists: Arrow joins their parts in batches alone
+        found = parquet.metadata.row_group(group)
+        rows = max(1, found.num_rows * BATCH_BYTES // max(1, found.total_byte_size))
+        return pa.Table.from_batches(parquet.iter_batches(rows, row_groups=[group], columns=names))
 
 
 def _parse_watched(watched: Watched, group: int, columns: Columns) -> pa.Table:
