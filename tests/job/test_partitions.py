@@ -15,7 +15,8 @@ import pytest
 from preshard.packer_service.config import load_config
 from preshard.packer_service.ingest.source.file import Fragment, SourceFile
 from preshard.packer_service.job.pack import pack
-from preshard.packer_service.job.plan import Planned
+from preshard.packer_service.job.plan import PLAN_FOLDER, Planned
+from preshard.packer_service.job.planning import runs
 from preshard.packer_service.job.planning.measured import (
     MEASURED,
     KeptFragment,
@@ -113,6 +114,16 @@ def all_rows(plan: Planned, *more: str) -> list[dict[str, Any]]:
 
 def files_below(folder: Path) -> Bytes:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_few_rows_are_planned_like_many(tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the database that a process keeps answers otherwise than one that a task opens."""
+    segments = []
+    for most in (0, 10_000):
+        monkeypatch.setattr(runs, "FEW_ROWS", most)
+        planned(tmp_path / str(len(segments)), configured(), progress, 10_000)
+        segments.append(files_below(tmp_path / str(len(segments)) / PLAN_FOLDER))
+    assert segments[0] == segments[1] != {}
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(10_000, 1), (500, 2), (200, 5)])

@@ -109,6 +109,7 @@ class RunsHeld:
 
     Attributes:
         runs: their names.
+        n_rows: rows of all of them.
         sources: names of all sources, sorted.
         labels: labels of the source's files, by which rejects say where they are; none where nobody asks that.
         has_rejects: whether any row is rejected.
@@ -116,6 +117,7 @@ class RunsHeld:
     """
 
     runs: Sequence[str]
+    n_rows: int
     sources: Sequence[str]
     labels: Sequence[str]
     has_rejects: bool
@@ -155,7 +157,7 @@ def plan_partition(
         layers: the model's, where some have a window.
     """
     folder = Folder(work)
-    with querying() as tables:
+    with querying(rows=measured.n_rows) as tables:
         scan = _Scan(tables, folder, measured, part)
         settled, n_numbered = scan.settle() if unique else (SETTLED.empty_table(), 0)
         tables.register("settled", settled)

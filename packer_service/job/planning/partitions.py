@@ -165,6 +165,7 @@ class PartitionPlanner:
         done = self._planned_before(parts)
         measured = RunsHeld(
             runs=runs,
+            n_rows=by_source.total() + n_rejected,
             sources=sources,
             labels=[file.label for file in files],
             has_rejects=n_rejected > 0,

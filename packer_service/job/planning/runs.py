@@ -20,7 +20,7 @@ from preshard.packer_service.job.planning.measured import MAX_UNUSED, MEASURED, 
 from preshard.packer_service.runtime.executors import TaskCounts
 from preshard.packer_service.runtime.scratch import give_back_memory, scratch_folder
 from preshard.packer_service.shards.store import Folder
-from preshard.packer_service.tables.connect import connect
+from preshard.packer_service.tables.connect import connect, database_of_process
 from preshard.packer_service.tables.rows import BATCH_ROWS, read_facts, sort_parts, write_rows
 from preshard.schemas.dataset.document_ids import hash_ids, id_stems
 
@@ -30,6 +30,12 @@ RUN_ROWS = 1_000_000
 
 QUERY_MIB = 400
 """Memory in which the rows of a partition are joined and counted without a disk."""
+
+FEW_ROWS = 500
+"""Rows that are queried in a database that the process keeps: opening one takes longer, 20 ms."""
+
+AS_SAID = "SET disabled_optimizers = 'join_order,build_side_probe_side'"
+"""Keeps the sides of joins as queries say them; a setting of a whole database."""
 
 MOST_COUNTED = 10_000
 """Names of unused columns that are counted at a time: rows of JSON can each have keys of their own."""
@@ -124,17 +130,25 @@ def merge_fragments(parts: Sequence[RunPart], work: str) -> TaskCounts:
 
 
 @contextmanager
-def querying(tables: Mapping[str, Any] | None = None) -> Iterator[DuckDBPyConnection]:
+def querying(tables: Mapping[str, Any] | None = None, *, rows: int | None = None) -> Iterator[DuckDBPyConnection]:
     """A connection of a task, which has one CPU and little memory; the rest waits on a disk.
 
     In joins the right side is what is looked up and kept in memory, as queries say it: of a stream DuckDB does not know
     how long it is, and takes the longer one.
+
+    Args:
+        tables: what queries name.
+        rows: how many there are, where it is known. :data:`FEW_ROWS` need no disk, and no database of their own.
     """
+    if rows is not None and rows <= FEW_ROWS:
+        with connect(tables, database=database_of_process(AS_SAID)) as connection:
+            yield connection
+        return
     with (
         scratch_folder("preshard-tables-") as scratch,
         connect(tables, scratch=scratch, memory_mib=QUERY_MIB, threads=1) as connection,
     ):
-        connection.execute("SET disabled_optimizers = 'join_order,build_side_probe_side'")
+        connection.execute(AS_SAID)
         yield connection
 
 
