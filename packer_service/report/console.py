@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -102,7 +103,7 @@ def print_balances(balances: Balances, to: Console) -> None:
     layouts = [
         ((scheme, str(degree)), row) for scheme, degrees in balances.balance.items() for degree, row in degrees.items()
     ]
-    to.print(_table(("layout", "ring degree"), LAYOUT_FIGURES, layouts))
+    to.print(fitted(_table(("layout", "ring degree"), LAYOUT_FIGURES, layouts), to))
     for line in legend((FLOOR, *shown(LAYOUT_FIGURES, "report"))):
         say(line)
     for degree, counts in balances.preferred.items():
@@ -110,7 +111,7 @@ def print_balances(balances: Balances, to: Console) -> None:
             of = ", ".join(f"{scheme} {number}" for scheme, number in counts.items())
             say(f"packs for which the cost model prefers, at ring degree {degree}: {of}")
     images = [((f"cp {size}",), row) for size, row in balances.images.items()]
-    to.print(_table(("image boundaries",), IMAGE_FIGURES, images))
+    to.print(fitted(_table(("image boundaries",), IMAGE_FIGURES, images), to))
     for line in legend(shown(IMAGE_FIGURES, "report")):
         say(line)
 
@@ -252,6 +253,18 @@ def _table(
         loads = (getattr(row, figure.key).rank_mean for figure in ranks)
         cells = (_value(figure, mean_of(figure, row)) for figure in columns)
         table.add_row(*place, *cells, *(" ".join(map(_load, load)) for load in loads))
+    table.columns[0].no_wrap = True  # names of layouts differ in their ends
+    for column in table.columns[1:]:
+        column.min_width = len("1.000")
+    return table
+
+
+def fitted(table: Table, to: Console, wide: int = 80) -> Table:
+    """A table that a terminal of fewer columns than ``wide`` shows whole: with fewer lines, and long words folded."""
+    if to.width < wide:
+        table.box, table.pad_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
+        for column in table.columns:
+            column.overflow = "fold"
     return table
 
 
@@ -284,7 +297,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
                 *map(partial(_compared, row), (row.first, row.second)),
             )
             table.add_row(*map(Text, cells), _change(row), row.verdict or "", end_section=number == len(known) - 1)
-    to.print(table)
+    to.print(fitted(table, to))
 
 
 def _short(value: object) -> str:

@@ -212,6 +212,16 @@ def test_every_figure_reads_columns_that_are_stored() -> None:
         assert not figure.columns() & {*group.loads}, "a list is read where its sum would do"
 
 
+def test_a_narrow_terminal_shows_names_whole() -> None:
+    """Fails when a terminal of 60 columns shows balanced_ring and balanced_gather both as ``bala…``."""
+    found = all_balances(measures_of({"contiguous": NEAR}, 1.0, [images([1, 3], [3, 5], [10, 30], 20)]))
+    narrow = Console(record=True, width=60, file=StringIO())
+    print_balances(found, narrow)
+    text = narrow.export_text()
+    assert "contiguous" in text
+    assert "…" not in text
+
+
 def test_every_figure_is_shown_by_what_its_entry_says() -> None:
     """Fails when a place where people read figures has a list of its own, and so misses a new figure."""
     packs = [images([1, 3], [3, 5], [10, 30], 20)]

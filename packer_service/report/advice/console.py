@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from preshard.packer_service.report.advice.figures import Advice, SplitAdvice, StepSeconds
-from preshard.packer_service.report.console import cleaned, saying, several
+from preshard.packer_service.report.console import cleaned, fitted, saying, several
 
 WIDE = 126
 """Columns of a console on which the tables have all their lines; a narrower one has none between columns, and breaks
@@ -28,11 +27,7 @@ def print_advice(advice: Advice, console: Console | None = None) -> None:
     )
     if advice.splits:
         for table in (_speeds(advice), _parts(advice)):
-            if to.width < WIDE:
-                table.box, table.pad_edge = box.SIMPLE_HEAD, False
-                for column in table.columns:
-                    column.overflow = "fold"
-            to.print(table)
+            to.print(fitted(table, to, WIDE))
     for number, split in enumerate(advice.splits, 1):
         say(f"{number}. {split.reason}")
         say(f"   {split.options or 'no option: a whole pack on the one device'}")
