@@ -36,10 +36,12 @@ from preshard.trainer.models.load import identity, load_sharded, one_line, read_
 from preshard.trainer.models.packed import PackedModel
 
 
-def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters: bool = False) -> Path:
+def export_checkpoint(
+    checkpoint: Path, model: Path, out: Path, *, keep_adapters: bool = False, dtype: str | None = None
+) -> Path:
     """Writes the model of a checkpoint, written by any number of ranks, in this one process.
 
-    Parameters have the dtype that they were trained in. The process holds the whole model.
+    The process holds the whole model.
 
     Args:
         checkpoint: one checkpoint, or a folder of them, of which the newest is taken.
@@ -47,6 +49,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
             were trained.
         out: the new folder.
         keep_adapters: write adapters alone, and do not add them to the model's weights.
+        dtype: of the parameters in the files, by its name; by default the one that they were trained in.
 
     Returns:
         The checkpoint that was taken.
@@ -97,10 +100,10 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
         raise ConfigError(f"{found} cannot be read ({one_line(error)})") from None
     doing("writing the folder")
     if keep_adapters and extra is not None:
-        extra.write_adapters(packed.inner, packed.state_dict(), model, out)
+        extra.write_adapters(packed.inner, load_extra("rounded").rounded(packed.state_dict(), dtype), model, out)
     else:
         whole: Any = packed.inner if extra is None else packed.merge_and_unload()
-        write_folder(whole, whole.state_dict(), model, out)
+        write_folder(whole, whole.state_dict(), model, out, dtype)
     return found
 
 
@@ -109,12 +112,15 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, *, keep_adapters
 @click.option("--model", type=click.Path(path_type=Path), required=True, help="Model folder that the run started from.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for the model.")
 @click.option("--keep-adapters", is_flag=True, help="Write adapters alone, as peft loads them, and do not merge them.")
-def cli(checkpoint: Path, model: Path, out: Path, keep_adapters: bool) -> None:
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), help="Dtype of the parameters; by default that of training."
+)
+def cli(checkpoint: Path, model: Path, out: Path, keep_adapters: bool, dtype: str | None) -> None:
     """Write the model of CHECKPOINT as a folder that from_pretrained loads.
 
     CHECKPOINT is one checkpoint of preshard.train, or the folder that --checkpoint named, whose newest is taken.
     """
-    taken = export_checkpoint(checkpoint, model, out, keep_adapters=keep_adapters)
+    taken = export_checkpoint(checkpoint, model, out, keep_adapters=keep_adapters, dtype=dtype)
     click.echo(f"{out}: the {'adapters' if keep_adapters else 'model'} of {taken}")
 
 

@@ -40,6 +40,7 @@ EXTRAS = {
     "saving": "what is on the device: what is kept for the backward pass, and where",
     "checkpoint_check": "what is kept: checksums of a checkpoint's files, a folder that all ranks see",
     "outputs": "what is kept: whether all of it can be written",
+    "rounded": "what is kept: an exported model in another dtype than that of training",
     "further": "what is kept: layers of the source that predict further tokens, beside an exported model",
     "bridge": "what other trainers have: batches of Megatron Bridge's steps",
     "other_meshes": "what other trainers have: a rank's place on their mesh",

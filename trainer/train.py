@@ -112,7 +112,8 @@ def run(
             if ends:
                 break
     if config.export is not None and step >= config.steps:
-        export_model(model.inner, config.model, config.export, lora=job.lora, keep_adapters=config.keep_adapters)
+        how = {"lora": job.lora, "keep_adapters": config.keep_adapters, "dtype": config.export_dtype}
+        export_model(model.inner, config.model, config.export, **how)
     return step
 
 

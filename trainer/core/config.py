@@ -36,6 +36,7 @@ NEEDS = {
     "cache_dir": ("cache_limit", "--cache-limit with the bytes that it may take"),
     "cache_limit": ("cache_dir", "--cache-dir with a folder on the node's disk"),
     "eval_every": ("eval_data", "--eval-data with a dataset"),
+    "export_dtype": ("export", "--export with a new folder"),
     "report_to": ("report_dir", "--report-dir with a folder for its files"),
     "report_dir": ("report_to", "--report-to tensorboard or wandb"),
 }
@@ -178,6 +179,10 @@ class TrainConfig(BaseModel):
     export: Path | None = Field(None, description="New folder for the trained model, which from_pretrained can load.")
     keep_adapters: bool = Field(
         False, description="Export the adapters of --lora alone, as peft loads them, instead of merging them."
+    )
+
+    export_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Dtype of the exported parameters, bfloat16 or float32; by default that of training."
     )
 
     dry_run: bool = Field(

@@ -17,14 +17,16 @@ from preshard.trainer.core.processes import first_problem
 from preshard.trainer.extras import load_extra
 from preshard.trainer.models.load import GENERATION, WEIGHTS, one_line
 
-NOT_COPIED = (*WEIGHTS, "*.index.json", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "config.json")
-"""Files of a model folder that are written anew, or hold weights of other programs."""
+NOT_COPIED = (*WEIGHTS, "*.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf", "config.json")
+"""Files of a model folder that are written anew, or hold weights or a state of other programs."""
 
 
-def export_model(model: Any, source: Path, target: Path, *, lora: Any = None, keep_adapters: bool = False) -> None:
+def export_model(
+    model: Any, source: Path, target: Path, *, lora: Any = None, keep_adapters: bool = False, dtype: str | None = None
+) -> None:
     """Writes weights in the form of published folders, and copies of the source's other files. All ranks call this.
 
-    Parameters keep their dtype. They are gathered one by one on the CPU of rank 0, which then holds the whole model.
+    Parameters are gathered one by one on the CPU of rank 0, which then holds the whole model.
 
     Args:
         model: of ``transformers``, sharded or not.
@@ -32,6 +34,7 @@ def export_model(model: Any, source: Path, target: Path, *, lora: Any = None, ke
         target: the new folder.
         lora: the adapters in it, which ``peft`` adds to the weights that they are beside.
         keep_adapters: write these alone, as ``peft.PeftModel.from_pretrained`` loads them; nothing else is gathered.
+        dtype: of the parameters in the files, by its name; by default the one that they have.
 
     Raises:
         ConfigError: rank 0 cannot write it. Every rank raises it, as none must wait for one that has given up.
@@ -42,16 +45,17 @@ def export_model(model: Any, source: Path, target: Path, *, lora: Any = None, ke
     if dist.get_rank() == 0:
         try:
             if lora is None:
-                write_folder(model, weights, source, target)
+                write_folder(model, weights, source, target, dtype)
             else:
-                load_extra("adapters").write(model, weights, source, target, lora=lora, keep_adapters=keep_adapters)
+                how: Any = {"lora": lora, "keep_adapters": keep_adapters, "dtype": dtype}
+                load_extra("adapters").write(model, weights, source, target, **how)
         except ConfigError as error:
             problem = str(error)
     if (problem := first_problem(problem)) is not None:
         raise ConfigError(problem)
 
 
-def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path) -> None:
+def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path, dtype: str | None = None) -> None:
     """Writes a model folder with whole weights. The folder appears under its name once it is whole.
 
     Args:
@@ -59,6 +63,7 @@ def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path
         weights: by their names in the model.
         source: the folder whose other files are copied.
         target: the new folder.
+        dtype: see :func:`export_model`.
 
     Raises:
         ConfigError: it cannot be written; nothing of it is left.
@@ -72,7 +77,8 @@ def write_folder(model: Any, weights: dict[str, Any], source: Path, target: Path
         further, left_out = load_extra("further").further_layers(model, source)
         if left_out:
             click.echo(f"trainer: {target} has no {left_out}", err=True)
-        model.save_pretrained(unfinished, state_dict=own | further)
+        model.save_pretrained(unfinished, state_dict=load_extra("rounded").rounded(own, dtype, model) | further)
+        load_extra("rounded").declare(unfinished, dtype)
         for file in source.iterdir():
             if file.is_file() and not any(file.match(pattern) for pattern in NOT_COPIED):
                 shutil.copy2(file, unfinished / file.name)

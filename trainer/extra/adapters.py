@@ -15,6 +15,7 @@ from torch import nn
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.export import whole_folder, write_folder
 from preshard.trainer.extra.parts import Lora
+from preshard.trainer.extra.rounded import rounded
 from preshard.trainer.models.interface import unwrap
 from preshard.trainer.models.load import empty_model
 from preshard.trainer.models.packed import LENDS
@@ -25,7 +26,16 @@ def wrap(model: Any, stored: dict[str, Any]) -> nn.Module:
     return Lora(**stored).wrap(model)
 
 
-def write(model: Any, weights: dict[str, Any], source: Path, target: Path, *, lora: Lora, keep_adapters: bool) -> None:
+def write(
+    model: Any,
+    weights: dict[str, Any],
+    source: Path,
+    target: Path,
+    *,
+    lora: Lora,
+    keep_adapters: bool,
+    dtype: str | None = None,
+) -> None:
     """Writes a model whose adapters are added to its weights, or the adapters alone.
 
     Args:
@@ -35,18 +45,19 @@ def write(model: Any, weights: dict[str, Any], source: Path, target: Path, *, lo
         target: the new folder.
         lora: the adapters in it.
         keep_adapters: write these alone.
+        dtype: of the numbers in the files; adapters are added in their own.
 
     Raises:
         ConfigError: it cannot be written; nothing of it is left.
     """
     if keep_adapters:
-        write_adapters(model, weights, source, target)
+        write_adapters(model, rounded(weights, dtype), source, target)
         return
     wrapped: Any = lora.wrap(empty_model(source))
     wrapped.load_state_dict(weights, strict=False, assign=True)  # buffers that are not stored stay without values
     unwrap(wrapped).tie_weights()  # or peft unties the output projection, of which no weight of its own is written
     merged = wrapped.merge_and_unload()
-    write_folder(merged, merged.state_dict(), source, target)
+    write_folder(merged, merged.state_dict(), source, target, dtype)
 
 
 def write_adapters(model: Any, adapters: dict[str, Any], source: Path, target: Path) -> None:
