@@ -18,7 +18,7 @@ from preshard.trainer.data.batch import RankBatch
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.order import EndlessEpochs, Stream
 from preshard.trainer.data.position import Position, Step
-from preshard.trainer.data.reader import PackReader, RankPart
+from preshard.trainer.data.reader import PackReader, RankPart, check_rank
 from preshard.trainer.extras import load_extra
 
 Weighted = tuple[str | Path, float]
@@ -108,7 +108,6 @@ class PackedDataset(IterableDataset[RankBatch]):
         self._ahead = load_extra("store").AHEAD if ahead is None and self.readers[0].files.store else ahead or 0
         self.split = self.readers[0].split
         check_rank("dp_rank", dp_rank, "dp_size", dp_size)
-        check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", self.split.cp_size)
         advice = next((reader.split.advice for reader in self.readers if reader.split.advice), "")
         if advice and dp_rank == cp_rank == 0:
             warnings.warn(advice, stacklevel=2)
@@ -284,12 +283,3 @@ def _stream(readers: Sequence[PackReader], weights: Sequence[float], seed: int, 
     located = [(reader.files.location, reader.files.manifest) for reader in readers]
     shares, name = load_extra("mixture").weighed(located, weights, tail)
     return EndlessEpochs(sizes, windows=windows, shares=shares, seed=seed, phases=phases), name
-
-
-def check_rank(name: str, rank: int, size_name: str, size: int) -> None:
-    """
-    Raises:
-        ReaderError: there is no such rank.
-    """
-    if not 0 <= rank < size:
-        raise ReaderError(f"{name} is {rank}; with {size_name} {size} it must be at least 0 and below {size}")

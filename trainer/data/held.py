@@ -12,10 +12,9 @@ from preshard.schemas.files.printed import several
 from preshard.schemas.manifest import ManifestHead, ModelEntry
 from preshard.schemas.read_config import read_config
 from preshard.trainer.data.batch import RankBatch
-from preshard.trainer.data.dataset import check_rank
 from preshard.trainer.data.files import DatasetFiles
 from preshard.trainer.data.pack_index import RECORD, PackIndex
-from preshard.trainer.data.reader import PackReader, RankPart
+from preshard.trainer.data.reader import PackReader, RankPart, check_rank
 
 
 class HeldFiles(DatasetFiles):
@@ -94,7 +93,6 @@ class PackedBatch:
         part = RankPart(scheme=layout, ulysses_degree=ulysses_degree, ring_degree=ring_degree, cp_rank=cp_rank)
         reader = PackReader(self._files, part)
         check_rank("dp_rank", dp_rank, "dp_size", dp_size)
-        check_rank("cp_rank", cp_rank, "ulysses_degree * ring_degree", reader.split.cp_size)
         if len(self) % dp_size:
             raise ReaderError(
                 f"dp_size is {dp_size}; it does not divide the {several(len(self), 'pack')} of the step: pack with "

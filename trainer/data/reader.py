@@ -13,7 +13,7 @@ from jaxtyping import Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
-from preshard.schemas.errors import ImagesInvalid, MembersInvalid
+from preshard.schemas.errors import ImagesInvalid, MembersInvalid, ReaderError
 from preshard.schemas.header import SampleHead, StoredImage, most_pixels, read_member
 from preshard.schemas.layout import rank_positions
 from preshard.schemas.members import TAR_BLOCK, check_member, image_member
@@ -122,7 +122,7 @@ class PackReader:
         part: what this rank reads of a pack.
 
     Raises:
-        ReaderError: the dataset neither has the layout nor lets it be derived.
+        ReaderError: there is no such rank, or the dataset neither has the layout nor lets it be derived.
         FormatError: ``packs.parquet`` is missing or breaks the format.
     """
 
@@ -131,6 +131,7 @@ class PackReader:
         self.split = plan_split(
             self.config, layout=part.scheme, ring_degree=part.ring_degree, ulysses_degree=part.ulysses_degree
         )
+        check_rank("cp_rank", part.cp_rank, "ulysses_degree * ring_degree", self.split.cp_size)
         self.packs = self.files.packs()
         self._part = part
         self._most_pixels = most_pixels(self.config, self.files.manifest.model)
@@ -195,6 +196,15 @@ class PackReader:
             cp_rank=part.cp_rank,
             bytes_read=files.bytes_read - before,
         )
+
+
+def check_rank(name: str, rank: int, size_name: str, size: int) -> None:
+    """
+    Raises:
+        ReaderError: there is no such rank.
+    """
+    if not 0 <= rank < size:
+        raise ReaderError(f"{name} is {rank}; with {size_name} {size} it must be at least 0 and below {size}")
 
 
 def _local(sequence: PackedSequence, positions: Int64[Tensor, "local"]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from preshard.schemas.layout import TokenLayout
 from preshard.schemas.members import crc32c
 from preshard.schemas.tables import PACKS
 from preshard.trainer.data.dataset import PackedDataset
-from preshard.trainer.data.reader import read_crops
+from preshard.trainer.data.files import DatasetFiles
+from preshard.trainer.data.reader import PackReader, RankPart, read_crops
 from preshard.trainer.data.split import plan_split, read_header, token_layout
 from tests.support.hostile_datasets import read_manifest, seal
 
@@ -53,6 +54,14 @@ def test_a_split_the_dataset_lacks_is_named_with_those_it_has(
     """Fails when a wrong degree or rank reads another rank's part, or ends in a KeyError."""
     with pytest.raises(errors.ReaderError, match=message):
         PackedDataset(packed, **split)
+
+
+@pytest.mark.parametrize("cp_rank", [-1, 2])
+def test_a_rank_that_is_not_there_is_named_by_every_reader(packed: Path, cp_rank: int) -> None:
+    """Fails when only PackedDataset knows how many ranks there are: Energon's samples ended in an IndexError."""
+    part = RankPart(scheme="contiguous", ulysses_degree=1, ring_degree=2, cp_rank=cp_rank)
+    with pytest.raises(errors.ReaderError, match=f"cp_rank is {cp_rank}; with ulysses_degree .* below 2"):
+        PackReader(DatasetFiles(packed), part)
 
 
 def test_a_slice_that_does_not_divide(copied: Path) -> None:
