@@ -75,7 +75,7 @@ def test_wrong_configuration_is_one_line_and_status_2(
         (["pack", "s3:/typo", "--out", "OUT"], "SOURCE s3:/typo: no such file"),
         (["pack", "nope://x", "--out", "OUT"], "SOURCE nope://x: "),
         (["pack", "SOURCE", "--out", "nope://x"], "nope://x: Unrecognized filesystem"),
-        (["pack", "SOURCE", "--out", "FILE"], "rows.jsonl: cannot be written"),
+        (["pack", "SOURCE", "--out", "FILE"], "rows.jsonl: is a file, or below one; give a folder"),
         (["pack", "SOURCE/rows.json", "--out", "OUT"], "rows.json: no such file or folder; did you mean rows.jsonl?"),
         (["plan", "SOURCE", "--set", "tokenizer=/nowhere.json"], "tokenizer: '/nowhere.json' is not a file"),
         (["plan", "SOURCE", "--dp", "8,0"], "'8,0' is not a list of positive integers"),

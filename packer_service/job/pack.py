@@ -161,6 +161,8 @@ def _code(job: ResolvedJob) -> list[Code]:
 def _check_writable(folder: Folder) -> None:
     try:
         folder.make()
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"--out {folder.location}: is a file, or below one; give a folder") from None
     except OSError as error:
         raise ConfigError(f"--out {folder.location}: cannot be written ({error.strerror or error})") from None
 

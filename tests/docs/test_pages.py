@@ -105,6 +105,7 @@ def test_a_page_begins_with_whom_it_is_for() -> None:
     pages = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
     assert len(pages) > 20
     assert [name for name, text in pages.items() if not re.match(r"# .+\n\nFor \w", text)] == []
+    assert [name for name, text in pages.items() if len(re.findall(r"^For who", text, re.MULTILINE)) > 1] == []
 
 
 def test_links_between_pages_lead_somewhere() -> None:
