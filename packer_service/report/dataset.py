@@ -76,10 +76,11 @@ def report_figures(
     seconds = run.seconds
     straggler = figures.straggler_ratio
     if dp_sizes:
-        straggler = straggler_ratios(read_numbers(folder, "packs.parquet", "cost"), config, dp_sizes)
+        [cost] = read_numbers(folder, "packs.parquet", "cost")
+        straggler = straggler_ratios(cost, config, dp_sizes)
     known = dict(figures) | dict(mixture_of(run, figures.sources, config, counts.left_out))
     known |= {"straggler_ratio": straggler, "limit": run.limit}
-    loads = read_numbers(folder, "packs.parquet", "load") if counts.images else np.zeros(0, np.int64)
+    [loads] = read_numbers(folder, "packs.parquet", "load") if counts.images else [np.zeros(0, np.int64)]
     known["encoder_straggler"] = encoder_stragglers(loads, config, dp_sizes)
     return DatasetReport(
         **{name: known[name] for name in known if name in DatasetReport.model_fields and name != "documents"},

@@ -114,7 +114,7 @@ def compute_figures(folder: Folder, config: PackConfig, n_packs: int) -> StoredF
     losses = losses_of(table_parts(folder, REJECTS, REJECT_COLUMNS), sums.lost_tokens)
     with open_measures(folder, config, n_packs) as measures:
         balances = all_balances(measures)
-    cost = read_numbers(folder, PACKS, "cost")
+    cost, tokens, images, documents = read_numbers(folder, PACKS, "cost", "n_tokens", "n_images", "n_documents")
     found = (fill_of(sums.totals, cost, config), losses, balances)
     return StoredFigures(
         **{name: value for figures in found for name, value in figures},
@@ -123,9 +123,9 @@ def compute_figures(folder: Folder, config: PackConfig, n_packs: int) -> StoredF
             document_tokens=doubling_histogram(sums.length_bits, "tokens"),
             document_images=doubling_histogram(sums.image_bits, "crops"),
             pack_cost=histogram(cost, "GFLOP"),
-            pack_tokens=histogram(read_numbers(folder, PACKS, "n_tokens"), "tokens"),
-            pack_images=histogram(read_numbers(folder, PACKS, "n_images"), "crops"),
-            pack_documents=histogram(read_numbers(folder, PACKS, "n_documents"), "documents"),
+            pack_tokens=histogram(tokens, "tokens"),
+            pack_images=histogram(images, "crops"),
+            pack_documents=histogram(documents, "documents"),
         ),
         lengths=sums.lengths(),
     )

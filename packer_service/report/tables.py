@@ -87,14 +87,15 @@ def table_parts(folder: Folder, name: str, columns: Sequence[str], rows: int = P
             yield pa.Table.from_batches([batch])
 
 
-def read_numbers(folder: Folder, name: str, column: str) -> np.ndarray:
-    """A column of numbers: beside it nothing of the table is in memory.
+def read_numbers(folder: Folder, name: str, *columns: str) -> list[np.ndarray]:
+    """Columns of numbers: beside them nothing of the table is in memory.
 
     Raises:
         TableInvalid: it is not Parquet, or has other columns.
     """
-    parts = [numbers_of(part[column]) for part in table_parts(folder, name, [column])]
-    return np.concatenate([np.zeros(0, TABLES[name].field(column).type.to_pandas_dtype()), *parts])
+    empty = [np.zeros(0, TABLES[name].field(column).type.to_pandas_dtype()) for column in columns]
+    parts = [[numbers_of(part[column]) for column in columns] for part in table_parts(folder, name, columns)]
+    return [np.concatenate(column) for column in zip(empty, *parts, strict=True)]
 
 
 def read_packs(folder: Folder, columns: Sequence[str], n_packs: int) -> pa.Table:
