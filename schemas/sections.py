@@ -172,6 +172,9 @@ class SpecialTokensConfig(ConfigSection):
         None,
         description="Placeholder for vision features; without one, a new id after the vocabulary is used.",
     )
+    in_text: Names = Field(
+        (), description="Special tokens that rows of a chat template may spell: `['<|box_start|>', '<|box_end|>']`."
+    )
 
 
 class DuplicatesConfig(ConfigSection):

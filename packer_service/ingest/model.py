@@ -19,6 +19,7 @@ from preshard.schemas.config import PackConfig
 from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import LayerMasks, ModelEntry, TokenizerEntry
 from preshard.schemas.model.followed import check_positions, check_window, layer_masks
+from preshard.schemas.worded import meant
 
 WriteChats = Callable[[ChatTemplate, Sequence[Conversation]], list[ChatText]]
 """Renders conversations, as :func:`preshard.packer_service.ingest.text.chat_text.chat_texts` does in a process."""
@@ -58,7 +59,9 @@ class Renderer:
     @cached_property
     def unspeakable(self) -> re.Pattern[str] | None:
         """Pattern of the text that nothing in a conversation may spell."""
-        return spelled_by([*self.tokenizer.specials, *self.placeholders])
+        return spelled_by(
+            [*{*self.tokenizer.specials}.difference(self.config.special_tokens.in_text), *self.placeholders]
+        )
 
 
 def configured_renderer(config: PackConfig) -> Renderer:
@@ -73,7 +76,25 @@ def configured_renderer(config: PackConfig) -> Renderer:
 @lru_cache(maxsize=2)
 def _renderer(config: PackConfig, working: str) -> Renderer:  # noqa: ARG001 (in which the model's path lies)
     tokenizer = configured_tokenizer(config)
-    return Renderer(tokenizer=tokenizer, family=_family(config, tokenizer), config=config, write_chats=chat_texts)
+    renderer = Renderer(tokenizer=tokenizer, family=_family(config, tokenizer), config=config, write_chats=chat_texts)
+    for name in config.special_tokens.in_text:
+        _check_may_be_spelled(name, renderer)
+    return renderer
+
+
+def _check_may_be_spelled(name: str, renderer: Renderer) -> None:
+    """Raises ``ConfigError`` for what is no special token, or one with which a row would end its own turn."""
+    tokenizer = renderer.tokenizer
+    written = "" if tokenizer.template is None else tokenizer.template.source
+    if name not in tokenizer.specials:
+        reason = f"the tokenizer has no such special token{meant(name, sorted(tokenizer.specials))}"
+    elif tokenizer.template is None:
+        reason = "without a chat template no row spells a special token; give chat_template"
+    elif name in written or name in renderer.placeholders or tokenizer.token_ids[name] == tokenizer.entry.eos_id:
+        reason = "the chat template writes it, and a row must not; leave it out"
+    else:
+        return
+    raise ConfigError(f"special_tokens.in_text: {name}: {reason}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,6 +55,19 @@ def test_a_model_for_text_decides_tokens_and_template(folder: Path) -> None:
         render(renderer, Document(branches=((image, turns[1]),)), [])
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("<|eot_id|>", "the chat template writes it, and a row must not"),
+        ("<|eot|>", "the tokenizer has no such special token"),
+    ],
+)
+def test_what_rows_may_not_spell_is_told_at_the_start(folder: Path, name: str, reason: str) -> None:
+    """Fails when a row may end its own turn, or a slip in a token's name is found by rejects."""
+    with pytest.raises(ConfigError, match=reason):
+        configured_renderer(load_config(None, [f"model={folder}", f"special_tokens.in_text=[{json.dumps(name)}]"]))
+
+
 def test_the_same_folder_elsewhere_is_the_same_tokenizer(folder: Path, tmp_path: Path) -> None:
     """Fails when a dataset's identity depends on where its tokenizer lies."""
     moved = folder.rename(tmp_path / "moved")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from preshard.packer_service.ingest.document import Document, Medium, Message
+from preshard.packer_service.ingest.shell import set_option
 from preshard.schemas.errors import DocumentError
 
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -171,10 +172,11 @@ def refuse_special_text(document: Document, spelled: re.Pattern[str] | None) -> 
         return
     for where, text in _all_text(document):
         if found := spelled.search(text):
+            allow = set_option(f"special_tokens.in_text=[{json.dumps(found.group())}]")
             raise DocumentError(
                 "bad_row",
                 f"{where} spells the special token {found.group()!r}, which would become that token in the rendered "
-                "text; write it another way",
+                f"text; write it another way, or {allow} takes it for the token",
             )
 
 

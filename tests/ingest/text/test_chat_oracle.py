@@ -12,6 +12,8 @@ from chats import STYLES, Row, Style, draw_row, make_folder, our_tokenizer, rend
 
 from preshard.packer_service.ingest.render import render
 from preshard.packer_service.ingest.source.rows import parse_row
+from preshard.schemas.config import PackConfig
+from preshard.schemas.sections import SpecialTokensConfig
 from preshard.schemas.sequence import IGNORE_INDEX
 
 CONVERSATIONS = 80
@@ -74,3 +76,18 @@ def test_conversations_are_what_transformers_makes_of_them(style: Style, tmp_pat
         np.testing.assert_array_equal(rendered.labels[:-1][loss[1:]], rendered.tokens[1:][loss[1:]])
         n_unweighted += any(turn.get("weight") == 0 for turn in row["messages"])
     assert n_unweighted > CONVERSATIONS // 40
+
+
+def test_special_tokens_that_rows_may_spell_are_those_of_transformers(tmp_path: Path) -> None:
+    """Fails when boxes of Qwen's grounding, or what a UI agent writes, become text, or a row may end its own turn."""
+    from transformers import AutoTokenizer
+
+    [style] = [style for style in STYLES if style.name == "qwen"]
+    folder = make_folder(style, tmp_path)
+    turns = [{"role": "user", "content": "a<|endoftext|>b"}, {"role": "assistant", "content": "<|endoftext|>"}]
+    config = PackConfig(special_tokens=SpecialTokensConfig(in_text=("<|endoftext|>",)))
+    written = render(renderer_of(our_tokenizer(folder), config=config), parse_row({"messages": turns}), [])
+    oracle = AutoTokenizer.from_pretrained(folder)
+    ids = oracle.apply_chat_template(turns, tokenize=True, return_dict=False)
+    assert written.tokens.tolist() == ids
+    assert ids.count(oracle.convert_tokens_to_ids("<|endoftext|>")) == 2
