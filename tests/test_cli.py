@@ -86,6 +86,7 @@ def test_wrong_configuration_is_one_line_and_status_2(
         (["report", "SOURCE"], "has no manifest.json: it is not a dataset"),
         (["report", "PACKED"], "has no manifest.json: give a dataset inside of it, such as "),
         (["report", "FILE"], "rows.jsonl: is a file; give a folder"),
+        (["advise", "/nowhere", "--gpus", "8", "--model", "no/x"], "get it with: hf download no/x --local-dir x"),
         (["verify", "nope://x"], "nope://x: Unrecognized filesystem"),
         (["verify", "/nowhere"], "DATASET /nowhere: no such folder"),
         (["nonsense"], "No such command 'nonsense'"),

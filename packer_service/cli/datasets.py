@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -92,21 +91,22 @@ def _compare(first: str, second: str, as_json: bool, dp_sizes: tuple[int, ...]) 
 @click.argument("dataset")
 @device_options
 @click.option(
-    "--model", type=click.Path(path_type=Path), metavar="DIR", help="Model folder whose dimensions replace cost.*."
+    "--model", metavar="DIR", help="Model whose dimensions replace cost.*: a folder, or a cached name of the Hub."
 )
 @click.option("--limit", type=click.IntRange(min=1), default=10, show_default=True, help="Splits to show at most.")
 @json_option
 def advise(
-    dataset: str, gpus: int, gpu: str, model: Path | None, assumed: tuple[str, ...], limit: int, as_json: bool
+    dataset: str, gpus: int, gpu: str, model: str | None, assumed: tuple[str, ...], limit: int, as_json: bool
 ) -> None:
     """Say how DATASET trains fastest. Gives ring degree, layout and sizes, and what that rests on."""
     with shown_progress(READING):
+        from preshard.packer_service.config import model_folder
         from preshard.packer_service.report.advice.console import print_advice
         from preshard.packer_service.report.advice.dataset import advise_dataset
         from preshard.packer_service.report.advice.question import make_question
 
         question = make_question(make_devices(assumed, gpus=gpus, gpu=gpu, limit=limit))
-        advice = advise_dataset(dataset, question, None if model is None else str(model))
+        advice = advise_dataset(dataset, question, None if model is None else model_folder(model))
     if as_json:
         say_model(advice)
     else:
