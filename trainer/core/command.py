@@ -108,11 +108,8 @@ def start(arguments: Sequence[str] | None = None) -> tuple[Job, Processes]:
         job, problem = _attempt(lambda: prepare(config, **place, damaged=damaged))
         problem = first_problem(problem)
     if job is not None and problem is None:
-        problem = first_difference(job.rank_invariants())
-    if job is not None and problem is None and job.config.checkpoint is not None:
-        problem = load_extra("checkpoint_check").find_unshared(job.config.checkpoint)
-    if job is not None and problem is None:
-        problem = first_problem(load_extra("outputs").find_problem(job.config, here.rank, after=job.start.step))
+        find_unwritable = load_extra("outputs").find_unwritable
+        problem = first_difference(job.rank_invariants()) or find_unwritable(job.config, here.rank, job.start.step)
     if job is None or problem is not None:
         if here.rank == 0:
             click.echo(shown(f"trainer: {problem}"), err=True)

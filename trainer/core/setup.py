@@ -67,7 +67,8 @@ class Job:
     def rank_invariants(self) -> dict[str, str]:
         """Facts that every rank must have found the same, by their names."""
         second = self.evaluation
-        given = {option(name): str(value) for name, value in self.config if name not in OF_A_MACHINE}
+        asked = [(option(name), value) for name, value in self.config if name not in OF_A_MACHINE]
+        given = {name: "left out" if value in (None, ()) else str(value) for name, value in asked}
         return given | {
             "the dataset": str(self.start.data["dataset_id"]),
             "the dataset of --eval-data": "none" if second is None else str(second.state_dict()["dataset_id"]),

@@ -8,18 +8,27 @@ from pathlib import Path
 
 from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.config import TrainConfig, option
+from preshard.trainer.core.processes import first_problem
+from preshard.trainer.extras import load_extra
 
 
-def find_problem(config: TrainConfig, rank: int, *, after: int) -> str | None:
-    """Problem that keeps a rank from writing what the options ask it for, if there is one; names the option.
-
-    Folders are made where they are missing.
+def find_unwritable(config: TrainConfig, rank: int, after: int) -> str | None:
+    """Problem that keeps a rank from writing what the options ask it for, if there is one; names the option. All ranks
+    call this, and learn the same.
 
     Args:
         config: the settings.
         rank: this process; all but traces are written by the first.
         after: the step after which the run continues.
     """
+    problem = first_problem(unwritable_here(config, rank, after))
+    if problem is None and config.checkpoint is not None:
+        problem = load_extra("checkpoint_check").find_unshared(config.checkpoint)
+    return problem
+
+
+def unwritable_here(config: TrainConfig, rank: int, after: int) -> str | None:
+    """The same of this rank alone, but for checkpoints. Folders are made where they are missing."""
     try:
         _check_outputs(config, rank, after)
     except ConfigError as problem:

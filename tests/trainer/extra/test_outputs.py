@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from preshard.trainer.core.config import make_config
-from preshard.trainer.extra.outputs import find_problem
+from preshard.trainer.extra.outputs import unwritable_here
 
 PLACES = {
     "export": ("file/model", "which cannot be written (a file is in its way); give a path in a folder that can"),
@@ -19,7 +19,7 @@ PLACES = {
 
 def problem_of(rank: int = 0, after: int = 0, **given: object) -> str | None:
     config = make_config({"data": "data", "model": "model", "steps": 2, **given})
-    return find_problem(config, rank, after=after)
+    return unwritable_here(config, rank, after)
 
 
 @pytest.mark.parametrize(("name", "place", "said"), [(name, *each) for name, each in PLACES.items()], ids=PLACES)

@@ -392,7 +392,9 @@ def test_what_does_not_fit_is_said_before_the_first_step(
         config = cli.main([*given(texts), "--steps", "1", *more], standalone_mode=False)
         return prepare(config, rank=0, world_size=world_size)
 
-    assert start(world_size=1).start.step == 0
+    job = start(world_size=1)
+    assert job.start.step == 0
+    assert {"--lr": "left out", "--seed": "0"}.items() <= job.rank_invariants().items()
     with pytest.raises(PreshardError) as raised:
         start(*options, world_size=world_size)
     assert said in str(raised.value)
