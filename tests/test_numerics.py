@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,41 @@ from preshard.packer_service.numerics import compiled, hear_of_compiling
 from preshard.packer_service.runtime.progress import COMPILING, ConsoleProgress
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+
+RUNS = """
+import importlib, json, os, pathlib, sys, preshard.packer_service.numerics
+
+for factor, name in json.loads(sys.argv[1]):
+    pathlib.Path("called.py").write_text(f'''
+from typing import NamedTuple
+from preshard.packer_service.numerics import compiled
+
+class {name}(NamedTuple):
+    value: int
+
+@compiled
+def scale(given):
+    return given.value * {factor}
+''')
+    pathlib.Path("calls.py").write_text('''
+from called import scale
+from preshard.packer_service.numerics import compiled
+
+@compiled
+def run(given):
+    return scale(given)
+''')
+    os.utime("calls.py", (1e9, 1e9))
+    if (child := os.fork()) == 0:
+        importlib.invalidate_caches()
+        import called, calls
+        print(calls.run(getattr(called, name)(21)), len(calls.run.stats.cache_hits), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+"""Runs a loop of one file that calls that of another, each time in a process of its own; Numba is imported once. Prints
+the value, and how much of the loop came from the cache."""
 
 
 def doubled(value: int) -> int:
@@ -40,27 +76,11 @@ def test_loops_can_be_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_update_runs_nothing_that_it_replaces(tmp_path: Path) -> None:
     """Fails when a cached loop outlives what it calls, or the name of a type that it takes, in another file."""
 
-    def run(factor: int, name: str) -> list[int]:
-        """The value, and how much of the loop came from the cache."""
-        (tmp_path / "called.py").write_text(
-            f"from typing import NamedTuple\nfrom preshard.packer_service.numerics import compiled\n"
-            f"class {name}(NamedTuple):\n    value: int\n"
-            f"@compiled\ndef scale(given):\n    return given.value * {factor}\n"
-        )
-        (tmp_path / "calls.py").write_text(
-            "from called import scale\nfrom preshard.packer_service.numerics import compiled\n"
-            "@compiled\ndef run(given):\n    return scale(given)\n"
-        )
-        os.utime(tmp_path / "calls.py", (1e9, 1e9))
-        script = f"import called, calls; print(calls.run(called.{name}(21)), len(calls.run.stats.cache_hits))"
-        # Without bytecode, which Python takes for fresh where a file of the same size changes in the same second.
-        command = [sys.executable, "-B", "-c", script]
-        return [int(word) for word in subprocess.check_output(command, cwd=tmp_path, env=ENV).split()]
-
-    assert run(2, "Given") == [42, 0]
-    assert run(2, "Given") == [42, 1]
-    assert run(3, "Given") == [63, 0]
-    assert run(3, "Renamed") == [63, 0]
+    runs = [(2, "Given"), (2, "Given"), (3, "Given"), (3, "Renamed")]
+    # Without bytecode, which Python takes for fresh where a file of the same size changes in the same second.
+    command = [sys.executable, "-B", "-c", RUNS, json.dumps(runs)]
+    said = subprocess.check_output(command, cwd=tmp_path, env=ENV, text=True).splitlines()
+    assert said == ["42 0", "42 1", "63 0", "63 0"]
 
 
 def test_compiling_is_heard_and_loading_from_the_cache_is_not() -> None:
