@@ -219,8 +219,8 @@ def test_the_last_words_of_a_store_are_kept(tiny_dataset: Path) -> None:
             raise error
         over.wait(30)
 
-    store: Any = PackedDataset(tiny_dataset, store_timeout=0.3).files.store
-    store.is_remote = True
+    filesystem = fs.PyFileSystem(OtherPeoples(None))
+    store: Any = PackedDataset(tiny_dataset, filesystem=filesystem, store_timeout=0.3).files.store
     with pytest.raises(
         ReaderError, match=r"manifest\.json.*no usable answer in 0\.3 s \(asked 2 times, last: SlowDown\)"
     ):
