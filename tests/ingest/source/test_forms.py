@@ -634,6 +634,10 @@ def test_names_of_columns_that_hold_media(name: str, telling: bool) -> None:
             {"left.jpg": b"\xff\xd8\xff", "right.jpg": b"\xff\xd8\xff", "json.txt": "c"},
             '{"left.jpg": image_1, "right.jpg": image_2, "json.txt": caption}',
         ),
+        (
+            {"img_path": "a.jpg", "label_text": "c", "id": "x"},
+            "'rename_columns={img_path: image, label_text: caption}'",
+        ),
         ({"imgname": "a.png", "query": "q", "label": "a"}, "{imgname: image, query: question, label: answer}"),
         (
             {"images": ["a.png"], "problem": "q", "solution": "a"},

@@ -295,6 +295,11 @@ def _renamed(columns: Columns) -> dict[str, str]:
         for new in wanted:
             endings = (".txt",) if new == "caption" else ()
             alike = [old for old in columns if old.lower() in _OTHER_NAMES[new] or old.lower().endswith(endings)]
+            if new == "caption" and not alike:  # the only text beside them
+                texts_beside = [
+                    old for old, of in columns.items() if of == OTHER and old not in ("id", "source", *shown)
+                ]
+                alike = texts_beside if len(texts_beside) == 1 else []
             found |= {old: new for old in alike[:1] if columns[old] == OTHER}
         names = {old: new for old, new in (shown | found).items() if old != new}
         form = detect({names.get(name, name): kind for name, kind in columns.items()})
