@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from preshard.packer_service.ingest.media.reach import AllowedMedia
 from preshard.packer_service.ingest.packed.manifest import dataset_file, dataset_manifest
+from preshard.packer_service.ingest.shell import ignore_option
 from preshard.packer_service.ingest.source.containers.indexed_tokens import index_uri
 from preshard.packer_service.ingest.source.containers.picture_texts import PATTERN, PICTURES, pairs_among
 from preshard.packer_service.ingest.source.containers.registry import NUMBERED, TABLES
@@ -175,7 +176,7 @@ def list_sources(
             empty = next(file for file in found if file.label.partition("/")[0] == label)
             reason = beside_pictures(source, paths_of[label]) or json_without_rows(empty)
             raise ConfigError(f"SOURCE {source}: holds no rows: {reason}")
-    left_out += _packed_notes(packed)
+    left_out += (*_packed_notes(packed), *_twin_notes(read.files))
     return _with_media(replace(read, left_out=left_out), asked, sources, settings, media)
 
 
@@ -224,6 +225,19 @@ def _packed_notes(packed: Sequence[str]) -> Iterator[str]:
         shown = ", ".join(packed[:SHOWN]) + (f" and {len(packed) - SHOWN} more" if len(packed) > SHOWN else "")
         what, them = ("the packed dataset", "it") if len(packed) == 1 else ("the packed datasets", "them")
         yield f"skipped {what} {shown}; name {them} as SOURCE to pack {them} again"
+
+
+def _twin_notes(files: Sequence[SourceFile]) -> Iterator[str]:
+    """Notes on files of one name but for the ending, which often hold the same rows twice."""
+    named = dict[str, list[str]]()
+    for file in files:
+        named.setdefault(posixpath.splitext(file.label)[0], []).append(file.label)
+    twins = [labels for labels in named.values() if len(labels) > 1]
+    if twins:
+        first, second = twins[0][:2]
+        others = f" (and {several(len(twins) - 1, 'other name')})" if len(twins) > 1 else ""
+        same = f"{first} and {second} have one name{others}"
+        yield f"{same}; if they hold the same rows, {ignore_option(first)} leaves one out"
 
 
 def _first_files(files: Sequence[SourceFile]) -> list[SourceFile]:

@@ -318,3 +318,13 @@ def test_a_path_is_renamed_to_what_takes_images_and_videos(tmp_path: Path) -> No
         listed(tmp_path / "a.jsonl")
     [file] = listed(tmp_path / "a.jsonl", rename_columns={"path": "file_name"}).files
     assert (file.form, file.kind) == ("caption", "jsonl")
+
+
+def test_files_of_one_name_are_told(tmp_path: Path) -> None:
+    """Fails when the same rows as CSV and JSON Lines are packed twice without a word."""
+    write(tmp_path / "d" / "a.jsonl", TEXT)
+    (tmp_path / "d" / "a.csv").write_text("text\na\n", encoding="utf-8")
+    write(tmp_path / "d" / "b.jsonl", TEXT)
+    told = "d/a.csv and d/a.jsonl have one name; if they hold the same rows, --ignore 'a.csv' leaves one out"
+    assert told in list(listed(tmp_path / "d").notes())
+    assert not listed(tmp_path / "d", ignore=["a.csv"]).left_out
