@@ -51,6 +51,9 @@ TINY_SETTINGS = [
 
 GUARD = Guard()
 
+SET_ASIDE: pytest.StashKey[int] = pytest.StashKey()
+"""Modules that were imported when garbage collection was last told to leave out what is there."""
+
 # Several workers share the cores, and processes that tests start inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers are nice to everything else by default, and would starve beside the tests of another worker.
@@ -124,6 +127,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # what is imported and collected stays to the end, and each full collection would walk through all of it; the rest
     # is looked through after so many objects in place of Python's 700, which took a thirtieth of the time
     gc.freeze()
+    session.config.stash[SET_ASIDE] = len(sys.modules)
     gc.set_threshold(10_000)
 
 
@@ -149,7 +153,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Takes back real-time scheduling, sets aside what a file leaves, and ends Ray after the last of its tests.
+    """Takes back real-time scheduling, sets aside what a file has imported, and ends Ray after the last of its tests.
 
     SVT-AV1, run by root, puts the process that encodes under SCHED_FIFO at the highest priority: what it starts later
     inherits that, and starves everything else on the machine, the threads that it waits for included. An idle Ray would
@@ -157,10 +161,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """
     yield
     end_real_time()
-    if nextitem is None or nextitem.path != item.path:
+    if (nextitem is None or nextitem.path != item.path) and len(sys.modules) > item.config.stash[SET_ASIDE]:
         # each of some hundred commands that fail collects, and would walk through all that was imported since: 0.3 s
         gc.collect()
         gc.freeze()
+        item.config.stash[SET_ASIDE] = len(sys.modules)
     if is_last_of_group("ray", item, nextitem):
         import ray
 
