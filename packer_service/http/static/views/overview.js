@@ -171,6 +171,7 @@ function histogram(title, note, given, counted) {
   const linear = even(edges);
   const rows = bars({ edges, counts });
   const few = Math.max(...counts) <= 5; // or the axis would show half documents
+  const short = !unit.endsWith("FLOP") && edges[edges.length - 1] - edges[0] <= 5; // or half crops
   return chart({
     title,
     note: linear ? note : `${note} Each bar's range is twice as wide as the one before.`,
@@ -187,7 +188,7 @@ function histogram(title, note, given, counted) {
     ],
     layout: {
       bargap: 0.04,
-      xaxis: linear ? { title: unit, tickformat: "," } : { title: `${unit}, at least`, type: "category" },
+      xaxis: linear ? { title: unit, tickformat: ",", dtick: short ? 1 : null } : { title: `${unit}, at least`, type: "category" },
       yaxis: { title: counted, dtick: few ? 1 : null },
     },
     rows,
