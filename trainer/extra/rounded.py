@@ -11,23 +11,22 @@ import torch
 
 
 def rounded(weights: dict[str, Any], dtype: str | None, model: Any = None) -> dict[str, Any]:
-    """Weights by their names, with parameters in a dtype, if one is given.
+    """Weights by their names in a dtype, if one is given.
 
-    Buffers keep their dtype, such as what routers add to scores, and so does what ``transformers`` keeps in float32
-    beside parameters in bfloat16.
+    What ``transformers`` keeps in float32 beside parameters in bfloat16 keeps its dtype, such as what routers add to
+    scores.
 
     Args:
         weights: by their names in the model.
         dtype: by its name.
-        model: of ``transformers``; without it all weights are parameters.
+        model: of ``transformers``; without it nothing is kept.
     """
     if dtype is None:
         return weights
-    buffers = set() if model is None else {name for name, _ in model.named_buffers()}
     kept = [re.compile(rf"(^|\.){part}(\.|$)") for part in getattr(model, "_keep_in_fp32_modules_strict", None) or ()]
     return {
         name: each
-        if name in buffers or not each.is_floating_point() or any(part.search(name) for part in kept)
+        if not each.is_floating_point() or any(part.search(name) for part in kept)
         else each.to(getattr(torch, dtype))
         for name, each in weights.items()
     }
