@@ -58,7 +58,7 @@ def export_checkpoint(
         ConfigError: there is no checkpoint, it is of another model, it has no adapters to keep, or the folder cannot be
             written.
     """
-    load_extra("checkpoint_check").check_export(out, "--out")
+    load_extra("outputs").check_export(out, "--out")
     doing("checking the checkpoint")
     if (checkpoint / RUN).is_file() or (checkpoint / CHECKSUMS).is_file():
         if (fault := first_fault(checkpoint)) is not None:

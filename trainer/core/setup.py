@@ -217,8 +217,8 @@ def _check_model(
     check_kernel(device_type, DTYPES[config.dtype], min(sizes.head_dims + sizes.value_dims))
     if config.recompute != "none" or config.offload != "none":
         load_extra("saving").check_saving(config.recompute, config.offload, device_type)
-    if any((config.export, config.metrics, config.report_dir, config.profile)):
-        load_extra("checkpoint_check").check_written(config)
+    if config.export is not None:
+        load_extra("outputs").check_export(config.export)
     if _asks_for_routers(config, model) and routers_weight(config, empty_model(config.model)) and config.loss == "dpo":
         raise ConfigError(
             "--loss is dpo, which has no auxiliary part for routers, and output_router_logits of config.json is true: "

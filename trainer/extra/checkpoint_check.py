@@ -1,7 +1,4 @@
-"""Checks of what a run keeps: places that can be written, and checksums of a checkpoint's files.
-
-Each rank takes the checksums of its own files while it writes them, and a share to check.
-"""
+"""Checksums of a checkpoint's files: each rank takes those of its own while it writes them, and a share to check."""
 
 from __future__ import annotations
 
@@ -20,9 +17,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from preshard.schemas.errors import ConfigError
 from preshard.trainer.core.checkpoint import step_of, whole_checkpoints
-from preshard.trainer.core.config import TrainConfig, option
 from preshard.trainer.core.processes import first_problem
 
 CHECKSUMS = "checksums.json"
@@ -155,39 +150,6 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def check_export(target: Path, option: str = "--export") -> None:
-    """Checks that a model can be exported to a folder, which an option names.
-
-    Raises:
-        ConfigError: there is something under this name, or it cannot be made.
-    """
-    if target.exists():
-        raise ConfigError(f"{option} is {target}, which exists; name a folder that does not")
-    _check_writable(target, option)
-
-
-def check_written(config: TrainConfig) -> None:
-    """Checks that what a run writes beside its checkpoints can be written, before it has taken hours.
-
-    Raises:
-        ConfigError: an option names a place where it cannot.
-    """
-    if config.export is not None:
-        check_export(config.export)
-    for name in ("metrics", "report_dir", "profile"):
-        if (target := getattr(config, name)) is not None:
-            _check_writable(target, option(name))
-
-
-def _check_writable(target: Path, option: str) -> None:
-    """Raises ConfigError unless rank 0, which writes, may write a file or folder, or may make it."""
-    if os.environ.get("RANK", "0") != "0":
-        return
-    there = next(each for each in (target.absolute(), *target.absolute().parents) if each.exists())
-    if not os.access(there, os.W_OK):
-        raise ConfigError(f"{option} is {target}, and {there} is not writable; name another place")
 
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -34,6 +35,23 @@ def unwritable_here(config: TrainConfig, rank: int, after: int) -> str | None:
     except ConfigError as problem:
         return str(problem)
     return None
+
+
+def check_export(target: Path, named_by: str = "--export") -> None:
+    """Checks that rank 0 can export a model to a new folder, without making any.
+
+    Args:
+        target: the folder.
+        named_by: the option.
+
+    Raises:
+        ConfigError: there is something under this name, or it cannot be made.
+    """
+    if target.exists():
+        raise ConfigError(f"{named_by} is {target}, which exists; name a folder that does not")
+    there = next(each for each in target.absolute().parents if each.exists())
+    if os.environ.get("RANK", "0") == "0" and not os.access(there, os.W_OK):
+        raise ConfigError(f"{named_by} is {target}, and {there} is not writable; name another place")
 
 
 def _check_outputs(config: TrainConfig, rank: int, after: int) -> None:

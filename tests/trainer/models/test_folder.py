@@ -19,8 +19,8 @@ from preshard.schemas.errors import ConfigError
 from preshard.schemas.manifest import Manifest, ModelEntry
 from preshard.schemas.model.families import FAMILIES
 from preshard.trainer.attention.mask import count_layers
-from preshard.trainer.extra.checkpoint_check import check_export
 from preshard.trainer.extra.model_check import check_dataset, check_packed_for
+from preshard.trainer.extra.outputs import check_export
 from preshard.trainer.models.interface import register_attention
 from preshard.trainer.models.load import identity, model_sizes, read_model_config
 
