@@ -202,7 +202,7 @@ class OtherPeoples(fs.FSSpecHandler):
 
 
 def test_a_filesystem_fails_in_its_own_way(tiny_dataset: Path) -> None:
-    """Fails when errors that are none of the system's end a run, or what a file has read ahead is not read anew."""
+    """Fails when a filesystem's own errors, which are not OSError, end a run, or stale bytes read ahead are reused."""
     filesystem = fs.PyFileSystem(OtherPeoples(None))
     found = list(PackedDataset(tiny_dataset, **SPLIT, filesystem=filesystem, ahead=0))
     require_equal(found, list(PackedDataset(tiny_dataset, **SPLIT)))

@@ -80,7 +80,7 @@ def check_variables(environment: Mapping[str, str]) -> None:
     """Checks what torchrun sets for each process, where ``RANK`` is set.
 
     Raises:
-        ConfigError: one is missing or is no number, or the rank is none of them.
+        ConfigError: one is missing or not a number, or the rank is not below the number of processes.
     """
     remedy = "start with torchrun, or unset RANK to train with one process"
     if missing := [name for name in (*NUMBERS, "MASTER_ADDR") if name not in environment]:

@@ -217,7 +217,7 @@ class Store:
                 data = self._ask_twice(name, offset, size, counts, until)
             except FormatError:
                 raise
-            except Exception as error:
+            except Exception as error:  # each filesystem has errors of its own
                 if not self.is_remote:
                     raise
                 fault, is_last = str(error), _lasts(error)

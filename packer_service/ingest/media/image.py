@@ -159,7 +159,7 @@ def decode_image(
         try:
             turn = _turn(image, file)
             canvases = _reduced(image, sizes, turn) if scaling == "reduced" else _full(image, sizes, turn, scaling)
-        except Exception as error:
+        except Exception as error:  # damaged bytes can make a decoder raise nearly anything
             raise _undecodable(file, error) from error
     return [canvases[crop.canvas].crop(crop.box) for crop in crops]
 
@@ -175,7 +175,7 @@ def image_digest(medium: Medium, base: MediaReach, *, dpi: int = 144) -> bytes:
             turn = _turn(image, file)
             image.load()
             upright = turned(whole_rgb(image), turn)
-        except Exception as error:
+        except Exception as error:  # damaged bytes can make a decoder raise nearly anything
             raise _undecodable(file, error) from error
         digest = blake2b(str(upright.size).encode(), digest_size=16)
         digest.update(upright.tobytes())
@@ -230,7 +230,7 @@ def _page(file: MediaFile, number: int, dpi: int) -> Iterator[Image.Image]:
         try:
             if number:
                 image.seek(number)
-        except Exception as error:
+        except Exception as error:  # damaged bytes can make a decoder raise nearly anything
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise DocumentError("decode_failed", f"{file.label}: the page cannot be read") from error
@@ -248,8 +248,8 @@ def _opened(file: MediaFile) -> Iterator[Image.Image]:
         except Image.DecompressionBombError as error:
             reason = f"its header's size is above the limit of {MAX_IMAGE_PIXELS} pixels; scale the image down"
             raise DocumentError("bad_image", f"{file.label}: {reason}") from error
-        except Exception as error:
-            # A damaged header can surface as nearly any exception; one with a number comes from the file system.
+        except Exception as error:  # a damaged header can surface as nearly any exception
+            # One with a number comes from the file system.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             file.seek(0)

@@ -376,7 +376,8 @@ def _unkept(files: Sequence[SourceFile], first: Sequence[SourceFile], config: Pa
     for name in (name for name, _ in config.keep_columns if name not in there):
         folders = (part for file in files for part in file.label.split("/")[:-1] if part.startswith(f"{name}="))
         folder = next(folders, None)
-        why = f"; write it into the rows, where folders ({folder}) are none" if folder else meant(name, sorted(there))
+        in_rows = f"; write it into the rows, as the names of folders are not read ({folder})"
+        why = in_rows if folder else meant(name, sorted(there))
         reason = f"keep_columns: no {'file' if are_tables else 'first row'} has a column {name}{why}"
         if are_tables:
             raise ConfigError(reason)

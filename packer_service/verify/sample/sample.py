@@ -170,7 +170,7 @@ class SampleCheck:
         before = len(self.findings)
         try:
             self.findings.extend(findings)
-        except Exception as error:
+        except Exception as error:  # unforeseen bytes can raise anything
             self.findings.append((rule, f"cannot be checked ({type(error).__name__}: {error})"))
         return len(self.findings) == before
 
@@ -180,7 +180,7 @@ class SampleCheck:
             return decode()
         except FormatError as error:
             self.findings.append((type(error), error.detail))
-        except Exception as error:
+        except Exception as error:  # unforeseen bytes can raise anything
             self.findings.append((rule, f"cannot be decoded ({type(error).__name__}: {error})"))
         return None
 
